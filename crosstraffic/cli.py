@@ -1,0 +1,43 @@
+"""The command line. Commands live in ``commands/``, one file each; heavy imports happen inside them."""
+
+import sys
+
+import typer
+
+from crosstraffic.commands import errors
+from crosstraffic.errors import CrosstrafficError
+
+app = typer.Typer(
+    name="crosstraffic",
+    help="Measure the traffic that LLM-inference parallelism puts on an interconnect, alone and together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from crosstraffic import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Measure the traffic that LLM-inference parallelism puts on an interconnect, alone and together."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except CrosstrafficError as error:
+        sys.exit(errors.report(error))
+
+
+if __name__ == "__main__":
+    main()
