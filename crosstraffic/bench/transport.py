@@ -51,7 +51,7 @@ class Exchange:
 
 
 class Operation(Protocol):
-    """A prepared call; ``send`` and ``receive`` are its buffers as bytes (host memory, or a host view of a device's)."""
+    """A prepared call; ``send`` and ``receive`` are its buffers as bytes (host memory, or a host view of a device)."""
 
     exchange: Exchange
     send: Bytes

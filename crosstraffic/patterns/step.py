@@ -42,9 +42,7 @@ class Step:
     @property
     def streams(self) -> tuple[str, ...]:
         """Names of the streams in use, in order of first appearance."""
-        return tuple(
-            dict.fromkeys(task.stream for lane in self.lanes for block in lane for task in block.tasks)
-        )
+        return tuple(dict.fromkeys(task.stream for lane in self.lanes for block in lane for task in block.tasks))
 
 
 def step_to_dict(step: Step) -> dict[str, Any]:

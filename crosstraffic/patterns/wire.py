@@ -149,7 +149,8 @@ def steps_by_tier(op: str, group: Sequence[int], nodes: Sequence[int]) -> tuple[
     A ring crosses nodes once per node: 2(nodes-1) of an all_reduce's steps wait for the network, nodes-1 of the
     others' (NCCL src/graph/tuning.cc counts alike); a pairwise exchange crosses for each peer on another node.
 
-    >>> steps_by_tier("all_reduce", (0, 1, 2, 3), (0, 0, 1, 1)), steps_by_tier("all_to_all_v", (0, 1, 2, 3), (0, 0, 1, 1))
+    >>> nodes = (0, 0, 1, 1)
+    >>> steps_by_tier("all_reduce", (0, 1, 2, 3), nodes), steps_by_tier("all_to_all_v", (0, 1, 2, 3), nodes)
     ((4, 2), (1, 2))
     """
     total = num_steps(op, len(group))
