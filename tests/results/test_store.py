@@ -1,0 +1,172 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crosstraffic.errors import UsageError
+from crosstraffic.results.record import Record
+from crosstraffic.results.store import RunFolder, load, load_run, load_samples, read_records
+
+
+def run_dict(run_id: str = "r1", **changes: Any) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "created": "2025-01-02T03:04:05Z",
+        "crosstraffic": "0",
+        "command": ["crosstraffic", "run"],
+        "scenario": {},
+        "transport": {"name": "simulated"},
+        "world_size": 1,
+        "placement": [{"rank": 0, "host": "h", "pid": 1, "node": 0, "cpus": [0], "device": None, "nic": None}],
+        "streams": [],
+        "plan": {"num_points": 1, "seed": 0},
+        "status": "running",
+        **changes,
+    }
+
+
+def a_record(**changes: Any) -> Record:
+    absent = {
+        name: None for name, field in Record.model_fields.items() if field.is_required() and field.default is not None
+    }
+    return Record.model_validate(
+        {
+            **absent,
+            "schema_version": 1,
+            "point": "p",
+            "kind": "alone",
+            "stream": "s",
+            "mix": ["s"],
+            "repeat": 0,
+            "status": "ok",
+            "num_samples": 3,
+            "clock": "local",
+            "num_warmup_calls": 0,
+            "num_verified_calls": 0,
+            "started_s": 0.0,
+            "measured_s": 0.1,
+            "elapsed_s": 0.2,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder.create(tmp_path / "run", "r1")
+    made.write_run(run_dict())
+    return made
+
+
+def test_what_is_written_is_read_back(folder: RunFolder) -> None:
+    raw = {"start_s": np.arange(6.0).reshape(3, 2), "end_s": np.arange(6.0).reshape(3, 2) + 1}
+    record = a_record(samples=folder.write_samples("p-s", raw), payload_bytes=2**40, time_median_s=1e-6)
+    folder.append(record)
+    assert read_records(folder.path) == ([record], 0)
+    frame = load(folder.path)
+    assert list(frame.columns) == list(Record.model_fields)
+    assert frame.loc[0, "mix"] == ("s",)
+    assert frame.loc[0, "payload_bytes"] == 2**40
+    assert frame["time_median_s"].dtype == "float64"
+    assert frame.attrs == {"run_id": "r1", "num_torn_lines": 0}
+    for source in (record, frame.loc[0]):
+        back = load_samples(folder.path, source)
+        assert {name: back[name].tolist() for name in back} == {name: raw[name].tolist() for name in raw}
+
+
+def test_a_torn_last_line_is_counted_and_the_next_run_goes_on_after_it(folder: RunFolder) -> None:
+    folder.append(a_record(point="a"))
+    folder.close()
+    path = folder.path / "records.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:70])
+    assert load(folder.path)["point"].tolist() == ["a"]
+    assert load(folder.path).attrs["num_torn_lines"] == 1
+    with RunFolder.open(folder.path) as again:
+        again.append(a_record(point="b"))
+    frame = load(folder.path)
+    assert frame["point"].tolist() == ["a", "b"]
+    assert frame.attrs["num_torn_lines"] == 1
+
+
+@pytest.mark.parametrize("cut", range(1, 200, 13))
+def test_a_line_torn_anywhere_never_hides_what_came_before(folder: RunFolder, cut: int) -> None:
+    folder.append(a_record(point="a"))
+    folder.append(a_record(point="b"))
+    path = folder.path / "records.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert load(folder.path)["point"].tolist()[:1] == ["a"]
+    assert len(load(folder.path)) + load(folder.path).attrs["num_torn_lines"] == 2
+
+
+def test_a_failed_record_is_replaced_by_its_second_try_but_never_an_ok_one(folder: RunFolder) -> None:
+    folder.append(a_record(point="a", status="timeout", why="stood still"))
+    folder.append(a_record(point="a"))
+    folder.append(a_record(point="a", num_samples=4))
+    assert load(folder.path)["num_samples"].tolist() == [3, 4]
+
+
+def test_a_whole_line_that_is_no_record_is_refused_with_its_number(folder: RunFolder) -> None:
+    folder.append(a_record())
+    with (folder.path / "records.jsonl").open("a") as file:
+        file.write(json.dumps({"schema_version": 2}) + "\n")
+    with pytest.raises(UsageError, match=r"records\.jsonl, line 2"):
+        load(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda p: p.write_text("x"), "is a file", id="a file"),
+        pytest.param(lambda p: (p.mkdir(), (p / "thesis.doc").write_text("x")), "not empty", id="somebody's folder"),
+        pytest.param(
+            lambda p: RunFolder.create(p, "other").write_run(run_dict("other")), "belongs to run other", id="other run"
+        ),
+        pytest.param(lambda p: (p.mkdir(), (p / "run.json").write_text("{")), "not a run", id="broken run.json"),
+    ],
+)
+def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path, make: Any, message: str) -> None:
+    make(tmp_path / "out")
+    with pytest.raises(UsageError, match=message):
+        RunFolder.create(tmp_path / "out", "r1")
+
+
+def test_its_own_folder_is_taken_up_again(folder: RunFolder) -> None:
+    folder.append(a_record())
+    with RunFolder.create(folder.path, "r1") as again:
+        again.append(a_record(point="q"))
+    assert len(load(folder.path)) == 2
+
+
+def test_a_run_of_another_id_is_not_written_into_the_folder(folder: RunFolder) -> None:
+    with pytest.raises(ValueError, match="run_id"):
+        folder.write_run(run_dict("r2"))
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", ".hidden"])
+def test_sample_names_cannot_leave_the_folder(folder: RunFolder, name: str) -> None:
+    with pytest.raises(ValueError, match="samples name"):
+        folder.write_samples(name, {"x": np.zeros(1)})
+    with pytest.raises(UsageError):
+        load_samples(folder.path, {"samples": f"../{name}/../../etc/passwd"})
+
+
+def test_pickled_samples_are_refused(folder: RunFolder) -> None:
+    np.savez(folder.path / "samples" / "bad.npz", x=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(UsageError, match="cannot read samples"):
+        load_samples(folder.path, {"samples": "samples/bad.npz"})
+
+
+def test_a_run_reads_back_whole(folder: RunFolder) -> None:
+    run = load_run(folder.path)
+    assert run.nodes == (0,)
+    assert run.run["placement"][0]["host"] == "h"
+    assert run.frame.empty
+    assert not list(folder.path.glob(".*"))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a run folder"):
+        load(tmp_path / "absent")
