@@ -1,8 +1,8 @@
 """The README's commands run.
 
 Blocks fenced as ``console`` or ``bash`` are read for lines that start with ``$ crosstraffic`` or ``$ make``; a line
-that ends in a backslash goes on in the next one. The crosstraffic lines are run in their order, in one temporary folder,
-as a shell runs them. Two things differ from what a reader does:
+that ends in a backslash goes on in the next one. The crosstraffic lines are run in order, in one temporary folder, as a
+shell runs them. Two things differ from what a reader does:
 
 - ``crosstraffic run`` gets ``--budget 20`` in place of its own or of the default, so that the test ends soon;
 - a block right after the comment ``<!-- not run -->`` is skipped (it needs a cluster, say).
