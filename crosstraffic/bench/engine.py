@@ -1,0 +1,242 @@
+"""Run a plan on one rank: open the streams, keep the clocks in step, measure point after point, keep what was found."""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from crosstraffic.bench.alone import Sample, first_call, measure_alone
+from crosstraffic.bench.clocks import Clocks, synchronise
+from crosstraffic.bench.context import RankContext
+from crosstraffic.bench.plan import Point
+from crosstraffic.bench.recording import (
+    Span,
+    alone_records,
+    failed_records,
+    keep_samples,
+    measured_s,
+    mix_records,
+    step_records,
+)
+from crosstraffic.bench.replay import StepSample, measure_step
+from crosstraffic.bench.scenario import Scenario
+from crosstraffic.bench.together import MixSample, measure_one_shot, measure_steady
+from crosstraffic.bench.transport import Transport
+from crosstraffic.results.record import ClockModel, Record, Status
+from crosstraffic.results.store import RunFolder
+
+_HEADER = struct.Struct("<qdq")  # point index or -1 to end, slot in seconds, 1 to synchronise clocks first
+CLOCK_ROUNDS = 12
+CLOCK_EVERY_S = 4.0
+MEMORY_SHARE = 0.7
+
+
+class Heart(Protocol):
+    """What the engine tells a watchdog and a progress bar."""
+
+    def call(self, point: int, stream: int, call: int) -> None: ...
+
+    def progress(self, done: int, total: int, seconds_left: float) -> None: ...
+
+    def should_stop(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run went, as rank 0 knows it."""
+
+    records: list[Record] = field(default_factory=list)
+    clocks: tuple[ClockModel, ...] = ()
+    measured_s: float = 0.0
+    wall_s: float = 0.0
+    interrupted: bool = False
+    num_done: int = 0
+
+
+def run_plan(
+    transport: Transport,
+    scenario: Scenario,
+    plan: Sequence[Point],
+    *,
+    nodes: tuple[int, ...],
+    heart: Heart,
+    folder: RunFolder | None,
+    available_bytes: int | None = None,
+) -> Outcome | None:
+    """Measure a plan; rank 0 writes records into ``folder`` as it goes and returns the outcome, others None.
+
+    ``available_bytes`` is the memory that all ranks of a node may use for buffers together; a point that needs more
+    gets a record with status ``oom``.
+    """
+    begun = transport.now_s()
+    channels = {stream.name: transport.open_channel(stream) for stream in scenario.streams}
+    context = RankContext(
+        transport=transport,
+        scenario=scenario,
+        channels=channels,
+        clocks=None,
+        heart=heart,
+        nodes=nodes,
+        started_s=begun,
+    )
+    _synchronise(context)
+    cold: dict[str, float | None] = {}
+    for stream in scenario.streams:
+        cold[stream.name], worst = first_call(context, stream.name, stream.payload_bytes)
+        if worst is not None and folder is not None:
+            point = next(found for found in plan if found.streams[0][0] == stream.name)
+            why = f"first call: rank {worst.rank} received wrong bytes from rank {worst.peer}"
+            folder.append(failed_records(context, point, "wrong_data", why, 0.0)[0])
+    outcome = _measure(context, plan, heart, folder, cold, available_bytes)
+    _synchronise(context)
+    if context.is_root and context.clocks is not None:
+        outcome.clocks = tuple(context.clocks.models())
+        outcome.wall_s = transport.now_s() - begun
+        return outcome
+    return None
+
+
+def _measure(
+    context: RankContext,
+    plan: Sequence[Point],
+    heart: Heart,
+    folder: RunFolder | None,
+    cold: dict[str, float | None],
+    available_bytes: int | None,
+) -> Outcome:
+    transport, scenario = context.transport, context.scenario
+    outcome = Outcome()
+    guesses = _Guesses()
+    synchronised_s = transport.now_s()
+    weights_left = [*np.cumsum([point.weight for point in reversed(plan)])[::-1], 0.0]
+    index = 0
+    while True:
+        header = None
+        if context.is_root:
+            elapsed = transport.now_s() - context.started_s
+            left = scenario.measure.budget_s - elapsed
+            while index < len(plan) and (why := _impossible(plan[index], guesses, left, available_bytes, scenario)):
+                _keep(folder, outcome, failed_records(context, plan[index], *why, elapsed))
+                index += 1
+            heart.progress(index, len(plan), max(left, 0.0) if index < len(plan) else 0.0)
+            outcome.interrupted = heart.should_stop()
+            due = transport.now_s() - synchronised_s > CLOCK_EVERY_S
+            going = index < len(plan) and not outcome.interrupted
+            slot = 0.0
+            if going:
+                slot = max(left, 0.05) * plan[index].weight / float(weights_left[index])
+            header = _HEADER.pack(index if going else -1, slot, int(due))
+        index, slot_s, due_now = _HEADER.unpack(transport.broadcast(header))
+        if index < 0:
+            break
+        if due_now:
+            _synchronise(context)
+            synchronised_s = transport.now_s()
+        context.point_index = index
+        records, busy_s = _measure_point(context, plan[index], slot_s, guesses, cold, heart, folder)
+        _keep(folder, outcome, records)
+        outcome.measured_s += busy_s
+        outcome.num_done += 1
+        index += 1
+    return outcome
+
+
+def _measure_point(
+    context: RankContext,
+    point: Point,
+    slot_s: float,
+    guesses: "_Guesses",
+    cold: dict[str, float | None],
+    heart: Heart,
+    folder: RunFolder | None,
+) -> tuple[list[Record], float]:
+    begun = context.transport.now_s()
+    stopping: Callable[[], bool] = heart.should_stop if context.is_root else lambda: False
+    alone_s = [guesses.time_s(name, size) for name, size in point.streams]
+    sample: Sample | MixSample | StepSample | None
+    if point.kind == "alone":
+        sample = measure_alone(context, point, slot_s, stopping)
+    elif point.kind == "step":
+        sample = measure_step(context, point, slot_s, stopping)
+    elif point.mode == "steady":
+        sample = measure_steady(context, point, slot_s, alone_s, stopping)
+    else:
+        sample = measure_one_shot(context, point, slot_s, alone_s, stopping)
+    if sample is None:
+        return [], 0.0
+    now = context.transport.now_s()
+    span = Span(started_s=begun - context.started_s, elapsed_s=now - begun, clock_error_s=context.clock_error_s(now))
+    records = _records(context, point, sample, span, cold)
+    for record in records:
+        if record.status == "ok" and record.kind == "alone" and record.time_median_s is not None:
+            guesses.learn(record.stream, record.payload_bytes or 0, record.time_median_s)
+    if folder is not None:
+        path = keep_samples(folder, point, sample)
+        records = [record.model_copy(update={"samples": path}) for record in records]
+    return records, measured_s(sample)
+
+
+def _records(
+    context: RankContext,
+    point: Point,
+    sample: Sample | MixSample | StepSample,
+    span: Span,
+    cold: dict[str, float | None],
+) -> list[Record]:
+    if isinstance(sample, Sample):
+        name, size = point.streams[0]
+        is_first = size == context.stream(name).payload_bytes and point.repeat == 0 and point.cadence == "isolated"
+        return alone_records(context, point, sample, span, cold[name] if is_first else None)
+    if isinstance(sample, MixSample):
+        return mix_records(context, point, sample, span)
+    return step_records(context, point, sample, span)
+
+
+def _keep(folder: RunFolder | None, outcome: Outcome, records: list[Record]) -> None:
+    for record in records:
+        outcome.records.append(record)
+        if folder is not None:
+            folder.append(record)
+
+
+def _synchronise(context: RankContext) -> None:
+    models = synchronise(context.transport, CLOCK_ROUNDS)
+    if models is None:
+        return
+    if context.clocks is None:
+        context.clocks = Clocks()
+    context.clocks.add(models)
+
+
+class _Guesses:
+    """How long a call of a stream alone takes, from what was measured so far: to size samples, never a result."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[int, float]] = {}
+
+    def learn(self, name: str, size: int, time_s: float) -> None:
+        self._known.setdefault(name, {})[size] = time_s
+
+    def time_s(self, name: str, size: int) -> float:
+        known = self._known.get(name)
+        if not known:
+            return 1e-4 + size / 1e9
+        nearest = min(known, key=lambda other: abs(np.log((other + 1) / (size + 1))))
+        return known[nearest] * max(size / max(nearest, 1), 1.0)
+
+
+def _impossible(
+    point: Point, guesses: _Guesses, left_s: float, available_bytes: int | None, scenario: Scenario
+) -> tuple[Status, str] | None:
+    """Say why a point cannot be measured: no time left, or buffers larger than the memory."""
+    if left_s <= 0:
+        return "skipped", f"the time budget of {scenario.measure.budget_s:g} s was spent before this point's turn"
+    need_s = sum(guesses.time_s(name, size) for name, size in point.streams) * (10 if point.kind != "step" else 0)
+    if need_s > left_s:
+        return "skipped", f"needs about {need_s:.3g} s, {left_s:.3g} s of the time budget are left"
+    need_bytes = sum(2 * size for _, size in point.streams) * scenario.num_ranks
+    if available_bytes is not None and need_bytes > MEMORY_SHARE * available_bytes:
+        return "oom", f"buffers of all ranks need {need_bytes} bytes, {available_bytes} bytes of memory are available"
+    return None

@@ -1,0 +1,279 @@
+"""Measure streams together: steady (each loops while the others loop) and one-shot (all start at one barrier).
+
+The streams alone are measured in between, in random order within the same point, so that drift cancels. That streams
+really overlapped is computed from the clock readings, and that they could, from their communicators: two operations
+on one communicator may be served one after the other, whatever the host's clock says.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from crosstraffic.bench import timing
+from crosstraffic.bench.context import RankContext
+from crosstraffic.bench.plan import Point
+from crosstraffic.bench.times import (
+    inside,
+    isolated_times,
+    local_times,
+    one_shot_overlap,
+    split,
+    steady_window,
+    streaming_times,
+)
+from crosstraffic.bench.transport import Floats, Operation
+from crosstraffic.results.record import Mismatch
+
+ROUNDS = 2  # of alone and together segments, interleaved
+MAX_ROUNDS = 5
+MIN_OVERLAP = 0.9
+MIN_LOOPS = 8
+MAX_LOOPS = 3000
+ONE_SHOT_CALLS = (6, 30)  # at least, at most
+
+
+@dataclass(slots=True)
+class Part:
+    """What was seen of one stream in one mix (on rank 0): its calls together, and alone in between."""
+
+    times: list[Floats] = field(default_factory=list)
+    local: list[Floats] = field(default_factory=list)
+    starts: list[Floats] = field(default_factory=list)
+    ends: list[Floats] = field(default_factory=list)
+    alone_times: list[Floats] = field(default_factory=list)
+    alone_local: list[Floats] = field(default_factory=list)
+    alone_starts: list[Floats] = field(default_factory=list)
+    alone_ends: list[Floats] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixSample:
+    """A mix as measured, on rank 0. ``whole`` holds the times until all streams of a one-shot were done."""
+
+    parts: tuple[Part, ...]
+    whole: Floats
+    together_s: float  # wall time inside the calls together that were kept
+    overlap_fraction: float
+    invalid: str | None
+    num_verified: int
+    mismatch: Mismatch | None
+
+
+def shared_communicators(context: RankContext, names: Sequence[str]) -> str | None:
+    """Say which streams of a mix share a communicator on any rank (rank 0 learns it of all ranks), or None."""
+    ids = [-1.0 if (channel := context.channels[name]) is None else float(channel.communicator_id) for name in names]
+    gathered = context.transport.gather(np.array(ids))
+    if gathered is None:
+        return None
+    for rank, row in enumerate(gathered):
+        seen: dict[float, str] = {}
+        for name, found in zip(names, row, strict=True):
+            if found >= 0 and found in seen:
+                return f"streams {seen[found]} and {name} share one communicator on rank {rank}: they cannot overlap"
+            seen[found] = name
+    return None
+
+
+def measure_steady(
+    context: RankContext, point: Point, slot_s: float, alone_s: Sequence[float], stopping: Callable[[], bool]
+) -> MixSample | None:
+    """Measure a mix in its steady state within about ``slot_s``; ``alone_s`` are first guesses of each call's time."""
+    names, operations, shared = _prepare(context, point)
+    groups = [context.stream(name).groups for name in names]
+    begun = context.transport.now_s()
+    window_s = slot_s / (ROUNDS * (len(names) + 1) + 1)
+    parts = [Part() for _ in names]
+    mismatches: list[Mismatch | None] = []
+    order = random.Random(int(point.key, 16))
+    rates = [1.0 / (max(time_s, 1e-7) * len(names)) for time_s in alone_s]
+    alone_guess = list(alone_s)
+    overlaps: list[float] = []
+    together_s = 0.0
+    good_rounds, rounds = 0, 0
+    going = 1
+    while going:
+        rounds += 1
+        segments = [*range(len(names)), len(names)]
+        order.shuffle(segments)
+        for segment in segments:
+            if segment < len(names):
+                _alone_segment(context, names, operations, segment, window_s, alone_guess, parts, mismatches)
+                continue
+            counts = [int(np.clip(np.ceil(rate * window_s), MIN_LOOPS, MAX_LOOPS)) for rate in rates]
+            counts = [context.decide(count)[0] for count in counts]
+            times = _mixed(context, names, operations, counts, mismatches)
+            if times is None:
+                continue
+            starts, ends = zip(*(split(part) for part in times), strict=True)
+            window = steady_window(starts, ends, groups)
+            overlaps.append(window.overlap_fraction)
+            if window.overlap_fraction >= MIN_OVERLAP:
+                good_rounds += 1
+                together_s += window.end_s - window.begin_s
+            for index, part in enumerate(parts):
+                kept = inside(starts[index], ends[index], window)
+                calls = max(kept.stop - kept.start, 1)
+                rates[index] = calls / max(window.end_s - window.begin_s, 1e-6)
+                if window.overlap_fraction >= MIN_OVERLAP and kept.stop - kept.start >= 2:
+                    part.starts.append(starts[index][kept])
+                    part.ends.append(ends[index][kept])
+                    part.times.append(streaming_times(ends[index][kept]))
+                    part.local.append(local_times(starts[index][kept], ends[index][kept]))
+        if context.is_root:
+            spent = context.transport.now_s() - begun
+            enough = good_rounds >= ROUNDS and min((sum(map(len, part.times)) for part in parts), default=0) >= 6
+            late = spent > slot_s and good_rounds >= 1
+            going = int(not (enough or late or rounds >= MAX_ROUNDS or stopping()))
+        going, _ = context.decide(going)
+    worst = context.first_mismatch(mismatches)
+    if not context.is_root:
+        return None
+    best = float(np.median([found for found in overlaps if found >= MIN_OVERLAP] or [max(overlaps)]))
+    invalid = shared
+    if invalid is None and good_rounds == 0:
+        invalid = f"streams overlapped {best:.0%} of the time, at least {MIN_OVERLAP:.0%} is needed"
+    if invalid is None and min(sum(map(len, part.times)) for part in parts) == 0:
+        invalid = "no stream call lay wholly inside the window in which all streams were active"
+    return MixSample(
+        parts=tuple(parts),
+        whole=np.empty(0),
+        together_s=together_s,
+        overlap_fraction=best,
+        invalid=invalid,
+        num_verified=len(mismatches) if context.scenario.measure.verify else 0,
+        mismatch=worst,
+    )
+
+
+def measure_one_shot(
+    context: RankContext, point: Point, slot_s: float, alone_s: Sequence[float], stopping: Callable[[], bool]
+) -> MixSample | None:
+    """Measure a mix started at one barrier, again and again, each stream alone in between, within about ``slot_s``."""
+    names, operations, shared = _prepare(context, point)
+    parts = [Part() for _ in names]
+    order = random.Random(int(point.key, 16))
+    mismatches: list[Mismatch | None] = []
+    together: list[Floats] = []
+    alone: list[list[Floats]] = [[] for _ in names]
+    cycle_s = 2 * sum(alone_s) + 1e-5
+    count = int(np.clip(slot_s / cycle_s, *ONE_SHOT_CALLS))
+    count, _ = context.decide(count)
+    count += 1  # the first cycle is warm-up
+    tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
+    begun = context.transport.now_s()
+    beat = context.beat_for(names[0])
+    for cycle in range(count):
+        segments = [*range(len(names)), len(names)]
+        order.shuffle(segments)
+        for segment in segments:
+            if segment == len(names):
+                together.append(timing.one_shot(context.transport, operations, beat, cycle))
+            else:
+                alone[segment].append(timing.isolated(context.transport, operations[segment], 1, beat)[0])
+        if cycle == 0:  # its payload is checked apart, then again under new tags
+            mismatches += _check(context, names, operations, tags, cycle)
+            tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
+            context.transport.barrier()
+            begun = context.transport.now_s()
+        elif cycle % 4 == 0:
+            late = context.is_root and context.transport.now_s() - begun > 1.5 * slot_s
+            if context.decide(int(late or (context.is_root and stopping())))[0]:
+                break
+    mismatches += _check(context, names, operations, tags, len(together) - 1)
+    times = context.synchronised(np.stack(together))  # [world, cycles, streams, 2]
+    alone_times = [context.synchronised(np.stack(calls)) for calls in alone]
+    worst = context.first_mismatch(mismatches)
+    if times is None:
+        return None
+    times = times[:, 1:]
+    overlaps, whole = [], []
+    for cycle in range(times.shape[1]):
+        starts, ends = times[:, cycle, :, 0].T, times[:, cycle, :, 1].T
+        overlaps.append(one_shot_overlap(starts, ends))
+        whole.append(float(np.nanmax(ends) - np.nanmin(starts)))
+    for index, part in enumerate(parts):
+        starts, ends = split(times[:, :, index])
+        first = np.nanmin(times[..., 0], axis=(0, 2))
+        part.starts.append(starts)
+        part.ends.append(ends)
+        part.times.append(np.nanmax(ends, axis=1) - first)
+        part.local.append(local_times(starts, ends))
+        calls = alone_times[index]
+        if calls is not None:
+            alone_starts, alone_ends = split(calls[:, 1:])
+            part.alone_starts.append(alone_starts)
+            part.alone_ends.append(alone_ends)
+            part.alone_times.append(isolated_times(alone_starts, alone_ends))
+            part.alone_local.append(local_times(alone_starts, alone_ends))
+    overlap = float(np.median(overlaps))
+    invalid = shared
+    if invalid is None and overlap < MIN_OVERLAP:
+        invalid = f"the shorter stream ran {overlap:.0%} of its time beside the other, {MIN_OVERLAP:.0%} is needed"
+    return MixSample(
+        parts=tuple(parts),
+        whole=np.array(whole),
+        together_s=float(sum(whole)),
+        overlap_fraction=overlap,
+        invalid=invalid,
+        num_verified=len(mismatches) if context.scenario.measure.verify else 0,
+        mismatch=worst,
+    )
+
+
+def _prepare(context: RankContext, point: Point) -> tuple[list[str], list[Operation | None], str | None]:
+    names = [name for name, _ in point.streams]
+    operations = [context.operation(name, size, keep=True) for name, size in point.streams]
+    return names, operations, shared_communicators(context, names)
+
+
+def _check(
+    context: RankContext, names: Sequence[str], operations: Sequence[Operation | None], tags: Sequence[int], call: int
+) -> list[Mismatch | None]:
+    return [
+        context.mismatch(name, operation, tag, call)
+        for name, operation, tag in zip(names, operations, tags, strict=True)
+    ]
+
+
+def _alone_segment(
+    context: RankContext,
+    names: Sequence[str],
+    operations: Sequence[Operation | None],
+    index: int,
+    window_s: float,
+    alone_guess: list[float],
+    parts: Sequence[Part],
+    mismatches: list[Mismatch | None],
+) -> None:
+    count = int(np.clip(np.ceil(window_s / max(alone_guess[index], 1e-7)), MIN_LOOPS, MAX_LOOPS))
+    count, _ = context.decide(count)
+    tag = context.refresh(names[index], operations[index])
+    local = timing.streaming(context.transport, operations[index], count, context.beat_for(names[index]))
+    mismatches.append(context.mismatch(names[index], operations[index], tag, count - 1))
+    times = context.synchronised(local)
+    if times is None:
+        return
+    starts, ends = split(times)
+    starts, ends = starts[1:], ends[1:]
+    part = parts[index]
+    part.alone_starts.append(starts)
+    part.alone_ends.append(ends)
+    part.alone_times.append(streaming_times(ends))
+    part.alone_local.append(local_times(starts, ends))
+    alone_guess[index] = max(float(np.median(part.alone_times[-1])), 1e-7)
+
+
+def _mixed(
+    context: RankContext,
+    names: Sequence[str],
+    operations: Sequence[Operation | None],
+    counts: Sequence[int],
+    mismatches: list[Mismatch | None],
+) -> list[Floats] | None:
+    tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
+    local = timing.loops(context.transport, operations, counts, context.beat_for(names[0]))
+    mismatches += _check(context, names, operations, tags, max(counts) - 1)
+    gathered = [context.synchronised(times) for times in local]
+    return None if gathered[0] is None else [times for times in gathered if times is not None]
