@@ -11,13 +11,27 @@ from crosstraffic.bench.context import RankContext
 from crosstraffic.bench.plan import Point
 from crosstraffic.bench.replay import StepSample
 from crosstraffic.bench.times import late_rank
-from crosstraffic.bench.together import MixSample, Part
+from crosstraffic.bench.together import MixSample
 from crosstraffic.bench.transport import Floats
 from crosstraffic.patterns.stream import MATRIX_OPS, Stream
 from crosstraffic.patterns.wire import busbw_factor, traffic
 from crosstraffic.results.record import Mismatch, Record, Status
 from crosstraffic.results.statistics import summarise
 from crosstraffic.results.store import RunFolder
+
+_TRAFFIC_FIELDS = (
+    "logical_bytes",
+    "self_bytes",
+    "intra_node_bytes",
+    "inter_node_bytes",
+    "max_egress_bytes",
+    "max_ingress_bytes",
+    "max_node_egress_bytes",
+    "max_node_ingress_bytes",
+    "algbw_bytes_per_s",
+    "busbw_bytes_per_s",
+    "bottleneck_bytes_per_s",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +73,7 @@ def alone_records(
 
 
 def mix_records(context: RankContext, point: Point, sample: MixSample, span: Span) -> list[Record]:
-    """Return a record for each stream of a mix, one for its interleaved alone calls, and one for a one-shot as a whole."""
+    """Return a record for each stream of a mix and for its interleaved alone calls, and one for a whole one-shot."""
     records = []
     share = Span(
         started_s=span.started_s,
@@ -303,11 +317,7 @@ def _record(
 def _traffic_fields(
     context: RankContext, stream: Stream | None, payload_bytes: int | None, median_s: float | None
 ) -> dict[str, Any]:
-    names = (
-        "logical_bytes self_bytes intra_node_bytes inter_node_bytes max_egress_bytes max_ingress_bytes "
-        "max_node_egress_bytes max_node_ingress_bytes algbw_bytes_per_s busbw_bytes_per_s bottleneck_bytes_per_s"
-    ).split()
-    fields: dict[str, Any] = dict.fromkeys(names)
+    fields: dict[str, Any] = dict.fromkeys(_TRAFFIC_FIELDS)
     if stream is None or payload_bytes is None:
         return fields
     load = traffic(stream, context.nodes, payload_bytes)

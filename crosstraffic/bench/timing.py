@@ -124,7 +124,7 @@ def one_shot(transport: Transport, operations: Sequence[Operation | None], beat:
 
 
 def lanes(transport: Transport, sequences: Sequence[Sequence[Operation]], beat: Beat) -> Floats:
-    """Run sequences of calls at the same time, each sequence in order; return ``[num_lanes, 2]``: first start, last end."""
+    """Run sequences of calls at the same time, each in order; return ``[num_lanes, 2]``: first start, last end."""
     times = empty_times(len(sequences))
     now, wait_any = transport.now_s, transport.wait_any
     active = [lane for lane, sequence in enumerate(sequences) if sequence]
