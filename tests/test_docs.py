@@ -25,5 +25,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_a_dead_link_is_found() -> None:
-    text = "[a](index.md) [b](gone.md#x) [c](https://example.org/x) ![d](no.png) `crosstraffic/cli.py` `crosstraffic/no.py`"
+    text = "[a](index.md) [b](gone.md#x) [c](https://e.org) ![d](no.png) `crosstraffic/cli.py` `crosstraffic/no.py`"
     assert dead(text, REPOSITORY / "docs" / "development.md") == ["gone.md", "no.png", "crosstraffic/no.py"]
