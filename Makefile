@@ -50,8 +50,8 @@ clean:  ## Remove the environment, caches and build outputs; runs/ stays
 $(VENV)/.made:
 	@if [ ! -e $(VENV) ]; then \
 		python='$(or $(PYTHON),python3)'; \
-		"$$python" -c '$(NEW_ENOUGH)' || { \
-			echo "crosstraffic needs Python 3.11 or newer; $$python is $$("$$python" --version 2>&1)." >&2; \
+		"$$python" -c '$(NEW_ENOUGH)' 2>/dev/null || { \
+			echo "crosstraffic needs Python 3.11 or newer; $$python is $$("$$python" --version 2>&1 || true)." >&2; \
 			echo 'Name another: make PYTHON=/path/to/python3.11' >&2; \
 			exit 1; }; \
 		"$$python" -m venv $(VENV_ARGS) $(VENV) || { rm -rf $(VENV); exit 1; }; \
