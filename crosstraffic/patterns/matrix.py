@@ -118,7 +118,7 @@ def rule_from_dict(data: Mapping[str, Any]) -> ByteRule:
     """
     rules = _rules()
     kind = data.get("kind")
-    if kind not in rules:
+    if not isinstance(kind, str) or kind not in rules:
         raise ValueError(f"unknown byte rule: {kind!r}; allowed: {', '.join(rules)}")
     try:
         rule: ByteRule = rules[kind](**{key: _tuples(value) for key, value in data.items()})
