@@ -5,6 +5,8 @@ import sys
 import typer
 
 from crosstraffic.commands import errors
+from crosstraffic.commands.explain import explain
+from crosstraffic.commands.report import report
 from crosstraffic.errors import CrosstrafficError
 
 app = typer.Typer(
@@ -29,6 +31,10 @@ def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Measure the traffic that LLM-inference parallelism puts on an interconnect, alone and together."""
+
+
+app.command()(report)
+app.command()(explain)
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ def read_run_info(folder: Path | str) -> RunInfo:
 def read_records(folder: Path | str) -> tuple[list[Record], int]:
     """Return the records and how many lines were torn (cut off by a kill) and left out.
 
-    A record that was not ``ok`` and was measured again later is left out too: the later one stands.
+    A record without numbers (timeout, oom, skipped) whose point was measured later is left out too.
 
     Raises:
         UsageError: a whole line is JSON but not a record.
@@ -200,9 +200,10 @@ def read_records(folder: Path | str) -> tuple[list[Record], int]:
             raise UsageError(f"{path}, line {number}: not a record: {_first_error(error)}") from error
         key = tuple(getattr(record, name) for name in _KEY)
         earlier = records.get(key)
-        if earlier is not None and earlier.status == "ok":
+        if earlier is not None and earlier.status in ("timeout", "oom", "skipped"):
+            del records[key]
+        elif earlier is not None:
             key = (*key, number)
-        records.pop(key, None)
         records[key] = record
     return list(records.values()), num_torn
 

@@ -4,53 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import a_record, run_dict
 
 from crosstraffic.errors import UsageError
 from crosstraffic.results.record import Record
 from crosstraffic.results.store import RunFolder, load, load_run, load_samples, read_records
-
-
-def run_dict(run_id: str = "r1", **changes: Any) -> dict[str, Any]:
-    return {
-        "run_id": run_id,
-        "created": "2025-01-02T03:04:05Z",
-        "crosstraffic": "0",
-        "command": ["crosstraffic", "run"],
-        "scenario": {},
-        "transport": {"name": "simulated"},
-        "world_size": 1,
-        "placement": [{"rank": 0, "host": "h", "pid": 1, "node": 0, "cpus": [0], "device": None, "nic": None}],
-        "streams": [],
-        "plan": {"num_points": 1, "seed": 0},
-        "status": "running",
-        **changes,
-    }
-
-
-def a_record(**changes: Any) -> Record:
-    absent = {
-        name: None for name, field in Record.model_fields.items() if field.is_required() and field.default is not None
-    }
-    return Record.model_validate(
-        {
-            **absent,
-            "schema_version": 1,
-            "point": "p",
-            "kind": "alone",
-            "stream": "s",
-            "mix": ["s"],
-            "repeat": 0,
-            "status": "ok",
-            "num_samples": 3,
-            "clock": "local",
-            "num_warmup_calls": 0,
-            "num_verified_calls": 0,
-            "started_s": 0.0,
-            "measured_s": 0.1,
-            "elapsed_s": 0.2,
-            **changes,
-        }
-    )
 
 
 @pytest.fixture
