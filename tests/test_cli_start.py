@@ -1,5 +1,6 @@
 """The command line starts light: help and version import nothing heavy, and bad use is exit code 2."""
 
+import json
 import re
 import subprocess
 import sys
@@ -47,6 +48,21 @@ def test_start_is_light(arguments: tuple[str, ...]) -> None:
     _, loaded = start(*arguments)
     assert "typer" in loaded
     assert loaded.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "traffic Llama-3.1-8B --layout tp=2 --phase decode --batch 8 --context 512 --json",
+        "groups --world 4 --layout tp=2,pp=2 --json",
+    ],
+    ids=["traffic", "groups"],
+)
+def test_planning_loads_no_transport(line: str) -> None:
+    done, loaded = start(*line.split())
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert loaded.isdisjoint(DEVICES)
 
 
 def test_help_names_the_program() -> None:
