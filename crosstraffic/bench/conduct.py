@@ -1,0 +1,250 @@
+"""Conduct a run: plan it, bring the ranks together (threads, local processes, or a launcher's), watch it to its end."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosstraffic.bench.launch import launch_local
+from crosstraffic.bench.open import open_transport, resolve_transport
+from crosstraffic.bench.plan import make_plan
+from crosstraffic.bench.progress import Progress
+from crosstraffic.bench.ranks import RankIdentity, identify
+from crosstraffic.bench.scenario import Scenario, ScenarioFile, default_scenario, read_scenario, resolve
+from crosstraffic.bench.session import Session, begin, end_failed, run_rank, take_up
+from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
+from crosstraffic.bench.watchdog import watch
+from crosstraffic.errors import CrosstrafficError, RunFailed, UsageError
+from crosstraffic.results.record import Place
+
+DEFAULT_RANKS = 4
+STAND_STILL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asked ``crosstraffic run`` for."""
+
+    scenario: str | None = None
+    ranks: int | None = None
+    transport: str = "auto"
+    output: Path | None = None
+    resume: bool = False
+    budget_s: float | None = None
+    seed: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that has ended: its folder, and what went wrong, if anything did."""
+
+    folder: Path
+    error: CrosstrafficError | None
+
+
+def conduct(request: Request) -> Finished | None:
+    """Run what was asked to its end; None on the ranks of a launcher that are not rank 0.
+
+    Raises:
+        UsageError: what was asked cannot be.
+        EnvironmentRefused: this machine or launch cannot measure it.
+    """
+    transport_name = "simulated" if request.transport == "simulated" else resolve_transport(request.transport)
+    identity = None if transport_name == "simulated" else _identity()
+    scenario = plan_scenario(request, identity)
+    plan = make_plan(scenario)
+    if transport_name == "simulated":
+        simulated_truth(scenario.file)
+    folder = request.output or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if identity is not None:
+        return _in_launched_rank(request, scenario, transport_name, identity, folder)
+    session = begin(
+        scenario,
+        plan,
+        transport_name=transport_name,
+        folder=folder,
+        command=_command(),
+        resume=request.resume,
+    )
+    session = take_up(folder)
+    if transport_name == "simulated":
+        return _in_threads(session)
+    return _in_local_ranks(session, scenario.num_ranks)
+
+
+def plan_scenario(request: Request, identity: RankIdentity | None) -> Scenario:
+    """Read and resolve the scenario, with what the command line changes in it.
+
+    Raises:
+        UsageError: a value, a name or a combination is wrong.
+    """
+    if request.budget_s is not None and not request.budget_s > 0:
+        raise UsageError(f"--budget must be more than 0 seconds: {request.budget_s:g}")
+    if request.resume and request.output is None:
+        raise UsageError("--resume needs --output, the folder of the run to finish")
+    if identity is not None and request.ranks is not None and request.ranks != identity.world_size:
+        raise UsageError(f"--ranks {request.ranks}: {identity.launcher} has started {identity.world_size} ranks")
+    world = identity.world_size if identity is not None else request.ranks
+    file = read_scenario(request.scenario) if request.scenario else default_scenario(world or DEFAULT_RANKS)
+    if request.scenario is None and file.name == "collectives":
+        print(f"no shipped model layout has {world} ranks: measuring plain collectives", file=sys.stderr)
+    num_ranks = world or file.ranks or DEFAULT_RANKS
+    try:
+        return resolve(_changed(file, request), num_ranks)
+    except ValueError as error:
+        raise UsageError(f"scenario {file.name} on {num_ranks} ranks: {error}") from error
+
+
+def simulated_truth(file: ScenarioFile) -> SimulatedTruth:
+    """Read the scenario's simulated world.
+
+    Raises:
+        UsageError: it has none, or a value is wrong.
+    """
+    if file.simulated is None:
+        raise UsageError(f"scenario {file.name} has no [simulated] table: transport simulated needs its known truth")
+    try:
+        return truth_from_dict(file.simulated)
+    except ValueError as error:
+        raise UsageError(f"scenario {file.name}, [simulated]: {error}") from error
+
+
+def _changed(file: ScenarioFile, request: Request) -> ScenarioFile:
+    measure = {
+        name: value for name, value in (("budget_s", request.budget_s), ("seed", request.seed)) if value is not None
+    }
+    changes: dict[str, object] = {"measure": file.measure.model_copy(update=measure)}
+    if request.model is not None:
+        if file.model is None:
+            raise UsageError(f"scenario {file.name} has no model that --model {request.model} could replace")
+        changes["model"] = request.model
+    return file.model_copy(update=changes)
+
+
+def _identity() -> RankIdentity | None:
+    try:
+        return identify(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _command() -> list[str]:
+    return ["crosstraffic", *sys.argv[1:]]
+
+
+class RankHeart:
+    """The heart of ranks that no watchdog reads: progress goes to ``on_progress``, stopping comes from an event."""
+
+    def __init__(self, on_progress: Callable[[int, int, float], None], stop: threading.Event) -> None:
+        self._on_progress, self._stop = on_progress, stop
+
+    def call(self, point: int, stream: int, call: int) -> None:
+        """Nobody watches a call here."""
+
+    def progress(self, done: int, total: int, seconds_left: float) -> None:
+        self._on_progress(done, total, seconds_left)
+
+    def should_stop(self) -> bool:
+        return self._stop.is_set()
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[threading.Event]:
+    """Turn Ctrl-C into an event: the run ends after the batch it is in. A second Ctrl-C ends at once."""
+    stop = threading.Event()
+
+    def interrupted(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        print("\nstopping: what is measured is kept (Ctrl-C again to end at once)", file=sys.stderr)
+
+    earlier = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def _in_threads(session: Session) -> Finished:
+    from crosstraffic.bench.simulated import SimulatedWorld, run_simulated
+
+    truth = simulated_truth(session.scenario.file)
+    world = SimulatedWorld(session.scenario.num_ranks, truth)
+    places = [
+        Place(
+            rank=rank,
+            host=f"simulated{truth.node(rank)}",
+            pid=rank,
+            node=truth.node(rank),
+            cpus=(),
+            device=None,
+            nic=None,
+        )
+        for rank in range(session.scenario.num_ranks)
+    ]
+    with _stop_on_interrupt() as stop, Progress(session.plan) as progress:
+        heart = RankHeart(progress.show, stop)
+        try:
+            run_simulated(world, lambda transport: run_rank(session, transport, heart, known=places))
+        except CrosstrafficError as error:
+            end_failed(session.folder, str(error))
+            return Finished(folder=session.folder, error=error)
+    return Finished(folder=session.folder, error=None)
+
+
+def _in_local_ranks(session: Session, num_ranks: int) -> Finished:
+    with (
+        _stop_on_interrupt() as stop,
+        Progress(session.plan) as progress,
+        launch_local(session.transport_name, num_ranks, session.folder) as local,
+    ):
+        outcome = watch(local, stop=stop, on_progress=progress.show, stand_still_s=STAND_STILL_S)
+    if outcome.failure is None:
+        return Finished(folder=session.folder, error=None)
+    why = outcome.failure
+    end_failed(session.folder, why)
+    return Finished(folder=session.folder, error=RunFailed(why))
+
+
+def _in_launched_rank(
+    request: Request, scenario: Scenario, transport_name: str, identity: RankIdentity, folder: Path
+) -> Finished | None:
+    transport = open_transport(transport_name, identity)
+    plan = make_plan(scenario)
+    failure = b""
+    if transport.rank == 0:
+        try:
+            begin(
+                scenario, plan, transport_name=transport_name, folder=folder, command=_command(), resume=request.resume
+            )
+        except CrosstrafficError as error:
+            failure = str(error).encode()
+    failure = transport.broadcast(failure if transport.rank == 0 else None)
+    if failure:
+        raise UsageError(failure.decode())
+    todo = b""
+    if transport.rank == 0:
+        kept = {point.key for point in take_up(folder).plan}
+        todo = ",".join(sorted(kept)).encode()
+    wanted = set(transport.broadcast(todo if transport.rank == 0 else None).decode().split(","))
+    session = Session(
+        scenario=scenario,
+        plan=tuple(point for point in plan if point.key in wanted),
+        transport_name=transport_name,
+        folder=folder,
+    )
+    with _stop_on_interrupt() as stop:
+        if transport.rank == 0:
+            with Progress(session.plan) as progress:
+                run_rank(session, transport, RankHeart(progress.show, stop))
+        else:
+            run_rank(session, transport, RankHeart(lambda done, total, left: None, stop))
+    transport.close()
+    return Finished(folder=folder, error=None) if identity.rank == 0 else None

@@ -1,0 +1,46 @@
+"""``crosstraffic run``: measure a scenario, then fit, validate and report what was found."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    scenario: Annotated[
+        str | None, typer.Argument(help="A scenario file (.toml) or a built-in one; default: one that fits the ranks.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks to start on this machine.")] = None,
+    transport: Annotated[str, typer.Option(help="auto, mpi, gloo or simulated.")] = "auto",
+    output: Annotated[Path | None, typer.Option(help="Run folder; default: runs/SCENARIO-TIME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Measure only what --output still misses.")] = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds that measuring may take.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of the routing.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Catalogue name or config.json, in place of the scenario's.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Fit, validate and write report.html.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Measure each stream of a scenario alone and together, and report.
+
+    Starts its own ranks on this machine; under mpiexec, srun or torchrun it uses the ranks that are there.
+    """
+    from crosstraffic.bench.conduct import Request, conduct
+
+    request = Request(
+        scenario=scenario,
+        ranks=ranks,
+        transport=transport,
+        output=output,
+        resume=resume,
+        budget_s=budget,
+        seed=seed,
+        model=model,
+    )
+    finished = conduct(request)
+    if finished is None:
+        return
+    from crosstraffic.commands.finish import finish
+
+    raise typer.Exit(finish(finished, report=report, as_json=as_json))
