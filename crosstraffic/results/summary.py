@@ -1,0 +1,81 @@
+"""What a run found, as tables for a terminal."""
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from crosstraffic.results.store import Run
+from crosstraffic.results.tables import step_table, stream_table
+from crosstraffic.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ABSENT = "–"
+
+
+def time_text(median_s: Any, low_s: Any = None, high_s: Any = None) -> str:
+    """Write a time with its interval, or a dash.
+
+    >>> time_text(1e-3, 0.9e-3, 1.1e-3), time_text(None)
+    ('1 ms [900 µs, 1.1 ms]', '–')
+    """
+    if pd.isna(median_s):
+        return ABSENT
+    if pd.isna(low_s) or pd.isna(high_s):
+        return format_seconds(float(median_s))
+    return f"{format_seconds(float(median_s))} [{format_seconds(float(low_s))}, {format_seconds(float(high_s))}]"
+
+
+def rate_text(row: Any) -> str:
+    """Write busbw where the op has one, else the busiest rank's rate."""
+    for field, label in (("busbw_bytes_per_s", "busbw"), ("bottleneck_bytes_per_s", "busiest rank")):
+        if pd.notna(row[field]):
+            return f"{format_rate(float(row[field]))} {label}"
+    return ABSENT
+
+
+def summary_table(run: Run) -> "Table":
+    """Return one row a stream at its real size: time alone with interval, rate, worst slowdown and by whom."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{run.info.world_size} ranks over {run.info.transport.name}, run {run.info.status}")
+    for name in ("stream", "op"):
+        table.add_column(name)
+    for name in ("size", "alone, isolated", "rate", "worst slowdown"):
+        table.add_column(name, justify="right")
+    for row in stream_table(run).to_dict("records"):
+        worst = ABSENT if pd.isna(row["worst_slowdown"]) else f"{row['worst_slowdown']:.2f}x by {row['worst_by']}"
+        cells = [
+            str(row["stream"]),
+            str(row["op"]),
+            format_bytes(row["payload_bytes"]),
+            time_text(row["isolated_median_s"], row["isolated_low_s"], row["isolated_high_s"]),
+            rate_text(row),
+            worst,
+        ]
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def steps_table(run: Run, predictions: pd.DataFrame | None = None) -> "Table":
+    """Return one row a whole step: measured, and predicted where a model is given."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="whole steps")
+    table.add_column("step")
+    for name in ("measured", "its longest lane, calls alone", "predicted", "error"):
+        table.add_column(name, justify="right")
+    for row in step_table(run, predictions).to_dict("records"):
+        error = row["predicted_s"] / row["measured_median_s"] - 1
+        cells = [
+            str(row["step"]),
+            time_text(row["measured_median_s"], row["measured_low_s"], row["measured_high_s"]),
+            time_text(row["alone_s"]),
+            time_text(row["predicted_s"], row["low_s"], row["high_s"]),
+            ABSENT if pd.isna(error) else f"{error:+.0%}",
+        ]
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
