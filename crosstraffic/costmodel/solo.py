@@ -1,0 +1,272 @@
+"""Times alone: dependent steps x latency + bytes on the busiest resource / its bandwidth, scaled by family.
+
+One latency per tier and one bandwidth per link serve all streams; a factor of each family and a residual in log size
+take what they leave over. Fitted on log time with a robust loss, all streams of a cadence together.
+Source: Thakur, Rabenseifner and Gropp (2005) for the form; Gropp, Olson and Samfass (2016) for the shared card.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from crosstraffic.costmodel.links import LINKS, TIERS, Shape, family_of, footprint, shape_of
+from crosstraffic.costmodel.model import Curve, Family, Link, Solo
+from crosstraffic.costmodel.residual import Leftover, calibrate, choose_process
+from crosstraffic.patterns.stream import Stream
+
+Floats = npt.NDArray[np.float64]
+
+FORMULA_ERROR = 0.05  # what the formula cannot follow (log): keeps one precise point from ruling the fit
+FAMILY_PRIOR = 0.6  # spread of family factors (log) around 1
+MIN_SIZES = 3  # distinct sizes; two numbers are fitted to a curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One measured time alone. ``deviation_log`` is that of its median, from the samples."""
+
+    stream: str
+    payload_bytes: int
+    time_s: float
+    deviation_log: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Problem:
+    """Arrays over observations; what is not in use is left out of the parameters."""
+
+    steps: Floats  # [n, shapes, 2]
+    bytes: Floats  # [n, 3]
+    family: npt.NDArray[np.int64]
+    log_time: Floats
+    weight: Floats
+    num_families: int
+    tiers: tuple[int, ...]
+    links: tuple[int, ...]
+
+    def formula(self, parameters: Floats) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+        """Return latency and transfer time of each observation, and which link holds it back."""
+        num_tiers, num_links = len(self.tiers), len(self.links)
+        latency = np.zeros(2)
+        latency[list(self.tiers)] = np.exp(parameters[:num_tiers])
+        inverse = np.zeros(3)
+        inverse[list(self.links)] = np.exp(-parameters[num_tiers : num_tiers + num_links])
+        scales = np.exp(parameters[num_tiers + num_links :].reshape(2, self.num_families))
+        waits = (self.steps @ latency).max(axis=1) * scales[0][self.family]
+        moves = self.bytes * inverse
+        return waits, moves.max(axis=1) * scales[1][self.family], moves.argmax(axis=1)
+
+    def errors(self, parameters: Floats) -> Floats:
+        waits, moves, _ = self.formula(parameters)
+        scales = parameters[len(self.tiers) + len(self.links) :]
+        return np.concatenate(
+            [(np.log(np.maximum(waits + moves, 1e-30)) - self.log_time) * self.weight, scales / FAMILY_PRIOR]
+        )
+
+
+def check_observations(observations: Sequence[Observation]) -> dict[str, str]:
+    """Return streams that cannot be fitted, each with why.
+
+    Raises:
+        ValueError: a time is not a positive number.
+    """
+    refused: dict[str, str] = {}
+    by_stream: dict[str, list[Observation]] = {}
+    for seen in observations:
+        if not (np.isfinite(seen.time_s) and seen.time_s > 0):
+            raise ValueError(f"{seen.stream} at {seen.payload_bytes} bytes: a time must be positive: {seen.time_s} s")
+        by_stream.setdefault(seen.stream, []).append(seen)
+    for name, mine in by_stream.items():
+        times: dict[int, list[float]] = {}
+        for seen in mine:
+            times.setdefault(seen.payload_bytes, []).append(seen.time_s)
+        sizes = sorted(times)
+        if len(sizes) < MIN_SIZES:
+            listed = ", ".join(map(str, sizes))
+            refused[name] = f"{len(sizes)} distinct sizes ({listed} bytes), but a curve of 2 numbers needs {MIN_SIZES}"
+            continue
+        widest = max(sizes, key=lambda size: max(times[size]) / min(times[size]))
+        if max(times[widest]) > 10 * min(times[widest]):
+            refused[name] = (
+                f"contradictory times at {widest} bytes: from {min(times[widest]):.3g} s to {max(times[widest]):.3g} s"
+            )
+        elif np.median(times[sizes[-1]]) < 0.5 * np.median(times[sizes[0]]):
+            refused[name] = (
+                f"contradictory times: {np.median(times[sizes[-1]]):.3g} s at {sizes[-1]} bytes, "
+                f"{np.median(times[sizes[0]]):.3g} s at {sizes[0]} bytes"
+            )
+    return refused
+
+
+def fit_solo(observations: Sequence[Observation], streams: Mapping[str, Stream], nodes: tuple[int, ...]) -> Solo:
+    """Fit the times alone of one cadence.
+
+    Raises:
+        ValueError: a time is not positive, or no stream has enough points; says which and why.
+    """
+    refused = check_observations(observations)
+    shapes: dict[str, Shape] = {}
+    for name in {seen.stream for seen in observations} - set(refused):
+        shape = shape_of(streams[name], nodes)
+        if not any(map(any, shape.steps)) or not any(shape.loads):
+            refused[name] = "it puts nothing on the wire"
+        else:
+            shapes[name] = shape
+    kept = [seen for seen in observations if seen.stream in shapes]
+    if not kept:
+        whys = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "no times"
+        raise ValueError(f"nothing to fit: {whys}")
+    problem, families = _problem(kept, shapes)
+    num_parameters = len(problem.tiers) + len(problem.links)
+    if len(kept) < num_parameters:
+        raise ValueError(f"fewer points than parameters: {len(kept)} points for {num_parameters}")
+    parameters = _solve(problem)
+    return _collect(kept, shapes, families, problem, parameters, refused)
+
+
+def _problem(kept: Sequence[Observation], shapes: Mapping[str, Shape]) -> tuple[_Problem, list[str]]:
+    families = sorted({shape.family for shape in shapes.values()})
+    depth = max(len(shape.steps) for shape in shapes.values())
+    steps = np.zeros((len(kept), depth, 2))
+    for row, seen in enumerate(kept):
+        for column, pair in enumerate(shapes[seen.stream].steps):
+            steps[row, column] = pair
+    loads = np.array([[load * seen.payload_bytes for load in shapes[seen.stream].loads] for seen in kept])
+    deviation = np.array([seen.deviation_log for seen in kept])
+    problem = _Problem(
+        steps=steps,
+        bytes=loads,
+        family=np.array([families.index(shapes[seen.stream].family) for seen in kept]),
+        log_time=np.log([seen.time_s for seen in kept]),
+        weight=1.0 / np.sqrt(deviation**2 + FORMULA_ERROR**2),
+        num_families=len(families),
+        tiers=tuple(tier for tier in range(2) if steps[:, :, tier].any()),
+        links=tuple(link for link in range(3) if loads[:, link].any()),
+    )
+    return problem, families
+
+
+def _solve(problem: _Problem) -> Floats:
+    """Start from bounds that the data give, one start per guess of which link is the narrow one; keep the best end."""
+    time = np.exp(problem.log_time)
+    total = problem.steps.sum(axis=2).max(axis=1)
+    latency = [float(np.log((time / np.maximum(total, 1)).min()))] * len(problem.tiers)
+    bound = [float(np.log((problem.bytes[:, link] / time).max())) for link in problem.links]
+    best, best_cost = np.zeros(0), np.inf
+    for wider in itertools.product((0.0, 1.2), repeat=len(bound)):
+        if all(wider):
+            continue
+        start = np.concatenate([latency, np.array(bound) + np.array(wider), np.zeros(2 * problem.num_families)])
+        found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=200, xtol=1e-12, ftol=1e-12)
+        if found.cost < best_cost * (1 - 1e-9):
+            best, best_cost = found.x, found.cost
+    return best
+
+
+def _collect(
+    kept: Sequence[Observation],
+    shapes: Mapping[str, Shape],
+    families: Sequence[str],
+    problem: _Problem,
+    parameters: Floats,
+    refused: dict[str, str],
+) -> Solo:
+    waits, moves, held_by = problem.formula(parameters)
+    left_over = problem.log_time - np.log(waits + moves)
+    counts = np.bincount(problem.family, minlength=len(families))
+    num_tiers, num_links = len(problem.tiers), len(problem.links)
+    scales = np.exp(parameters[num_tiers + num_links :].reshape(2, len(families)))
+    links: dict[str, Link] = {}
+    for place, link in enumerate(problem.links):
+        holding = int(((held_by == link) & (moves > 0.2 * waits)).sum())
+        bandwidth = float(np.exp(parameters[num_tiers + place]))
+        links[LINKS[link]] = Link(bandwidth_bytes_per_s=bandwidth, measured=holding > 0, num_points=holding)
+    rows: dict[str, list[int]] = {}
+    for row, seen in enumerate(kept):
+        rows.setdefault(seen.stream, []).append(row)
+    curves: dict[str, Curve] = {}
+    leftovers: list[Leftover] = []
+    for name, mine in sorted(rows.items()):
+        mine.sort(key=lambda row: kept[row].payload_bytes)
+        sizes = tuple(kept[row].payload_bytes for row in mine)
+        curves[name] = Curve(
+            family=shapes[name].family,
+            payload_bytes=sizes,
+            residual_log=tuple(float(left_over[row]) for row in mine),
+            deviation_log=tuple(kept[row].deviation_log for row in mine),
+            min_payload_bytes=sizes[0],
+            max_payload_bytes=sizes[-1],
+        )
+        leftovers.append(leftover_of(curves[name]))
+    process = choose_process(leftovers)
+    return Solo(
+        latency_s={TIERS[tier]: float(np.exp(parameters[place])) for place, tier in enumerate(problem.tiers)},
+        links=links,
+        families={
+            family: Family(
+                latency_scale=float(scales[0, index]),
+                transfer_scale=float(scales[1, index]),
+                num_points=int(counts[index]),
+            )
+            for index, family in enumerate(families)
+        },
+        curves=curves,
+        amplitude_log=process.amplitude,
+        length_octaves=process.length_octaves,
+        noise_log=process.noise,
+        deviations_90=calibrate(process, leftovers),
+        formula_error_log=float(np.median(np.abs(left_over))),
+        refused=refused,
+    )
+
+
+def leftover_of(curve: Curve) -> Leftover:
+    """Return a curve's residuals as arrays over log2 of the size (0 bytes count as 1)."""
+    return Leftover(
+        x=np.log2(np.maximum(np.array(curve.payload_bytes, dtype=np.float64), 1.0)),
+        y=np.array(curve.residual_log),
+        sd=np.array(curve.deviation_log),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Terms:
+    """What the formula says of one group's call, per its payload: seconds of latency, seconds per byte by resource."""
+
+    ranks: tuple[int, ...]
+    steps: int
+    latency_s: float
+    seconds_per_byte: Mapping[tuple[str, int], float]
+
+
+def group_terms(
+    solo: Solo, stream: Stream, nodes: tuple[int, ...], group_index: int, edge: tuple[int, int] | None = None
+) -> Terms:
+    """Work out the formula for one group (or one edge of it).
+
+    Raises:
+        ValueError: it needs a tier or link that no fitted stream used.
+    """
+    part = footprint(stream, nodes, group_index, edge)
+    family = solo.families.get(family_of(stream, nodes), Family(latency_scale=1, transfer_scale=1, num_points=0))
+    latency = 0.0
+    for tier, count in zip(TIERS, part.steps, strict=True):
+        if count and tier not in solo.latency_s:
+            raise ValueError(f"{stream.name} crosses a tier that no fitted stream used: {tier}")
+        latency += count * solo.latency_s.get(tier, 0.0)
+    costs: dict[tuple[str, int], float] = {}
+    for (kind, index), amount in part.load.items():
+        link = kind.partition("_")[0]
+        if link not in solo.links:
+            raise ValueError(f"{stream.name} uses a link that no fitted stream used: {link}")
+        costs[kind, index] = amount * family.transfer_scale / solo.links[link].bandwidth_bytes_per_s
+    return Terms(
+        ranks=part.ranks,
+        steps=max(1, sum(part.steps)),
+        latency_s=latency * family.latency_scale,
+        seconds_per_byte=costs,
+    )
