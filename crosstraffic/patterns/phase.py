@@ -1,0 +1,172 @@
+"""One forward step: its streams, and the order in which the ranks of each pipeline stage call them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from crosstraffic.patterns.context import context_streams, context_style
+from crosstraffic.patterns.data import NOTHING, data_streams, sums_tokens
+from crosstraffic.patterns.expert import expert_path, expert_streams, is_cut_over_tp
+from crosstraffic.patterns.layout import Layout
+from crosstraffic.patterns.model import ModelShape, layer_runs
+from crosstraffic.patterns.pipeline import TENSORS, is_sliced, pipeline_streams
+from crosstraffic.patterns.step import Block, Step, Task
+from crosstraffic.patterns.stream import Stream
+from crosstraffic.patterns.tensor import sequence_streams, tensor_streams
+from crosstraffic.patterns.workload import Calls, Order, Setting, Workload, make_setting
+
+PATTERNS: Mapping[str, Callable[[Setting, Order], tuple[Stream, ...]]] = {
+    "tp": tensor_streams,
+    "sp": sequence_streams,
+    "cp": context_streams,
+    "pp": pipeline_streams,
+    "ep": expert_streams,
+    "dp": data_streams,
+}
+
+
+def _attention(setting: Setting) -> Calls:
+    layout = setting.layout
+    if setting.workload.phase == "decode":
+        return (("dcp.query", 1), ("dcp.lse", 1), ("dcp.output", 1)) if layout.dcp > 1 else ()
+    if layout.cp == 1:
+        return ()
+    return (("cp.kv_ring", layout.cp - 1),) if context_style(setting) == "ring" else (("cp.kv_all_gather", 1),)
+
+
+def _dense_layer(setting: Setting) -> Calls:
+    attention = _attention(setting)
+    if setting.workload.sequence_parallel:
+        gather, scatter = ("sp.all_gather", 1), ("sp.reduce_scatter", 1)
+        return (gather, *attention, scatter, gather, scatter)
+    if setting.tp == setting.layout.tp:
+        return (*attention, ("tp.attention_output", 1), ("tp.mlp_output", 1))
+    if sums_tokens(setting):
+        return (*attention, ("dp.gather", 1), ("dp.mlp_output", 1))
+    scatter, gather = ("dp.attention_scatter", 1), ("dp.attention_gather", 1)
+    return (*attention, scatter, ("dp.gather", 1), ("dp.scatter", 1), gather)
+
+
+def _moe_layer(setting: Setting) -> Calls:
+    path = expert_path(setting)
+    if path in ("tensor", "gathered"):
+        return _dense_layer(setting)
+    attention, is_sequence = _attention(setting), setting.workload.sequence_parallel
+    if path == "all_to_all" and setting.framework in ("sglang", "tensorrt_llm"):
+        exchange = (("ep.dispatch", 1), ("ep.combine", 1))
+        return (*attention, ("dp.attention_scatter", 1), *exchange, ("dp.attention_gather", 1))
+    before: Calls = (*attention, ("tp.attention_output", 1))
+    if is_sequence:
+        before = (("sp.all_gather", 1), *attention, ("sp.reduce_scatter", 1))
+    whole_again: Calls = ()
+    if setting.framework == "vllm" and is_cut_over_tp(setting) and not is_sequence:
+        whole_again = (("tp.moe_gather", 1),)
+    if path == "none":
+        return before
+    if path == "all_to_all":
+        inside: Calls = (("etp.all_gather", 1), ("etp.reduce_scatter", 1)) if setting.framework == "megatron" else ()
+        return (*before, ("ep.dispatch", 1), *inside, ("ep.combine", 1), *whole_again)
+    exchange = (("ep.all_gather", 1), ("ep.reduce_scatter", 1))
+    if setting.framework == "megatron" or setting.layout.ep > 1:
+        return (*before, *exchange, *whole_again)
+    if is_sequence:
+        return (*before, ("sp.all_gather", 1), *exchange, ("sp.reduce_scatter", 1))
+    return (*before, *exchange, ("tp.mlp_output", 1))
+
+
+def step_order(setting: Setting) -> Order:
+    """Return the streams of one step in the order in which a rank calls them."""
+    first: Calls = (("tp.embedding", 1),) if setting.tp == setting.layout.tp else ()
+    last: Calls = (("tp.logits", 1),)
+    if setting.workload.sequence_parallel:
+        first, last = (("sp.embedding", 1),), (("sp.output", 1), *last)
+    receive: Calls = (("pp.all_gather", TENSORS[setting.framework]),) if is_sliced(setting) else ()
+    moe_layer = _moe_layer(setting) if setting.shape.moe_layers else ()
+    return Order(first=first, dense_layer=_dense_layer(setting), moe_layer=moe_layer, last=last, receive=receive)
+
+
+def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> tuple[Stream, ...]:
+    """Return the streams of one prefill or decode step; those that only ever have groups of one rank are left out.
+
+    Raises:
+        ValueError: the engine cannot run the model that way, or the phase is handoff (see ``handoff``).
+    """
+    if workload.phase == "handoff":
+        raise ValueError("a handoff is between two layouts: use handoff(), phases here are prefill and decode")
+    setting = make_setting(shape, layout, workload, framework)
+    order = step_order(setting)
+    streams = {stream.name: stream for make in PATTERNS.values() for stream in make(setting, order)}
+    dense_layer = order.dense_layer if shape.num_moe_layers < shape.num_layers else ()
+    chain = (*order.first, *order.receive, *dense_layer, *order.moe_layer, ("pp.activation", 1), *order.last)
+    names = list(dict.fromkeys(name for name, _ in chain if name in streams))
+    before = dict(zip(names[1:], names, strict=False))
+    return tuple(replace(streams[name], after=(before[name],) if name in before else ()) for name in names)
+
+
+def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
+    """Say for each parallelism that puts nothing on the wire in a step why it does not."""
+    setting = make_setting(shape, layout, workload, framework)
+    present = {stream.pattern for stream in phase_streams(shape, layout, workload, framework)}
+    reasons: dict[str, str] = {}
+    if not present & {"tp", "sp"}:
+        reasons["tp"] = f"attention tp={setting.tp}: its groups have one rank"
+    elif "sp" not in present:
+        reasons["sp"] = "not asked for: all-reduces instead"
+    if not present & {"cp", "dcp"}:
+        decode_rule = "cuts the prompt: in decode only dcp > 1 puts traffic on the wire"
+        reasons["cp"] = (
+            decode_rule if workload.phase == "decode" and layout.cp > 1 else "cp=1: its groups have one rank"
+        )
+    if "pp" not in present:
+        reasons["pp"] = "pp=1: one stage, no boundary"
+    if "ep" not in present:
+        why = {
+            "none": "no experts" if not shape.moe_layers else "every rank holds every expert",
+            "tensor": f"{framework} makes no all-to-all here: tokens are on every TP rank, outputs are all-reduced",
+            "gathered": f"{framework} gathers the tokens of all replicas instead (dp.gather)",
+            "all_to_all": "its groups have one rank",
+            "gather_scatter": "its groups have one rank",
+        }
+        reasons["ep"] = why[expert_path(setting)]
+    if "dp" not in present:
+        reasons["dp"] = NOTHING if layout.dp > 1 else "dp=1: one replica"
+    return reasons
+
+
+def phase_step(
+    shape: ModelShape, layout: Layout, workload: Workload, framework: str, streams: tuple[Stream, ...]
+) -> Step:
+    """Return one prefill or decode step in its real order: stage by stage, layer by layer, as calls of ``streams``.
+
+    Raises:
+        ValueError: see ``phase_streams``.
+    """
+    setting = make_setting(shape, layout, workload, framework)
+    order = step_order(setting)
+    by_name = {stream.name: stream for stream in streams}
+
+    def tasks(calls: Calls, stage: int) -> tuple[Task, ...]:
+        made: list[Task] = []
+        for name, count in calls:
+            stream = by_name.get(name)
+            if stream is None:
+                continue
+            here = tuple(index for index, group in enumerate(stream.groups) if setting.stage_of_rank[group[0]] == stage)
+            if here:
+                groups = None if len(here) == len(stream.groups) else here
+                made += [Task(stream=name, payload_bytes=stream.payload_bytes, groups=groups)] * count
+        return tuple(made)
+
+    blocks: list[Block] = []
+    boundary = by_name.get("pp.activation")
+    for stage, layers in enumerate(setting.stages):
+        if stage and boundary is not None:
+            edge = Task(stream=boundary.name, payload_bytes=boundary.payload_bytes, edge=(stage - 1, stage))
+            blocks.append(Block(repeat=1, tasks=(edge,)))
+        blocks.append(Block(repeat=1, tasks=tasks(order.receive if stage else order.first, stage)))
+        layer_tasks = {False: tasks(order.dense_layer, stage), True: tasks(order.moe_layer, stage)}
+        blocks += [
+            Block(repeat=count, tasks=layer_tasks[is_moe]) for is_moe, count in layer_runs(layers, shape.moe_layers)
+        ]
+    blocks.append(Block(repeat=1, tasks=tasks(order.last, len(setting.stages) - 1)))
+    lane = tuple(block for block in blocks if block.tasks)
+    return Step(name=workload.phase, phase=workload.phase, lanes=(lane,))
