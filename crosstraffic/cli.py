@@ -6,7 +6,10 @@ import typer
 
 from crosstraffic.commands import errors
 from crosstraffic.commands.explain import explain
+from crosstraffic.commands.fit import fit
+from crosstraffic.commands.predict import predict
 from crosstraffic.commands.report import report
+from crosstraffic.commands.validate import validate
 from crosstraffic.errors import CrosstrafficError
 
 app = typer.Typer(
@@ -33,6 +36,9 @@ def root(
     """Measure the traffic that LLM-inference parallelism puts on an interconnect, alone and together."""
 
 
+app.command()(fit)
+app.command()(predict)
+app.command()(validate)
 app.command()(report)
 app.command()(explain)
 

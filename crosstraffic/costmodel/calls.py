@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from crosstraffic.costmodel.contention import Sharing
-from crosstraffic.costmodel.links import shape_of
+from crosstraffic.costmodel.links import LINKS, shape_of
 from crosstraffic.costmodel.model import Contention, Curve, Model, Solo
 from crosstraffic.costmodel.residual import Leftover, Process, predict
 from crosstraffic.costmodel.solo import group_terms, leftover_of
@@ -119,8 +119,8 @@ def formula_s(solo: Solo, stream: Stream, nodes: tuple[int, ...], payload_bytes:
     )
     per_byte = max(
         load / solo.links[link].bandwidth_bytes_per_s
-        for link, load in zip(("intra", "inter", "nic"), shape.loads, strict=True)
-        if load
+        for link, load in zip(LINKS, shape.loads, strict=True)
+        if load and link in solo.links
     )
     return latency * family.latency_scale + payload_bytes * per_byte * family.transfer_scale
 

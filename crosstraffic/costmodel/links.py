@@ -1,9 +1,10 @@
 """Resources that streams share, and what one call of a stream loads on each of them.
 
-A resource is a kind and an index: a rank's port in one direction inside its node (``intra_egress``, rank) or to other
-nodes (``inter_egress``, rank), and a node's network card in one direction (``nic_egress``, node). Ports of one tier
-have one bandwidth each (``intra``, ``inter``), network cards another (``nic``): the max-rate model of Gropp, Olson and
-Samfass, "Modeling MPI Communication Performance on SMP Nodes" (2016).
+A resource is a kind and an index. Kinds, each in two directions but the last: a rank's port for all that it sends
+(``port_egress``, rank), or one port for its own node (``intra_egress``) and one for others (``inter_egress``); a node's
+network card (``nic_egress``, node), shared by its ranks: the max-rate model of Gropp, Olson and Samfass, "Modeling MPI
+Communication Performance on SMP Nodes" (2016); a host's memory (``host_bytes``, node), which every byte that starts or
+ends there crosses (once if it stays). Which of them a machine has is a ``Topology``, picked by the fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,14 @@ from crosstraffic.patterns.wire import steps_by_tier, wire_matrix
 
 Resource = tuple[str, int]
 TIERS = ("intra", "inter")
-LINKS = ("intra", "inter", "nic")
+LINKS = ("port", "intra", "inter", "nic", "host")
+Topology = tuple[str, ...]
+TOPOLOGIES: tuple[Topology, ...] = (
+    ("port", "nic"),
+    ("port", "nic", "host"),
+    ("intra", "inter", "nic"),
+    ("intra", "inter", "nic", "host"),
+)
 _REFERENCE_BYTES = 2**30  # large enough that rounding to whole blocks does not show
 
 
@@ -29,31 +37,27 @@ class Footprint:
     steps: tuple[int, int]
     load: Mapping[Resource, float]
 
-    def busiest(self) -> tuple[float, float, float]:
-        """Return the largest load on a resource of each link, in the order of ``LINKS``."""
-        return busiest(self.load)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shape:
     """What the time of one call of a whole stream depends on, whatever its size; per byte of payload."""
 
     steps: tuple[tuple[int, int], ...]  # distinct (intra, inter) of its groups
-    loads: tuple[float, float, float]  # on the busiest resource of each link, all groups running
+    loads: tuple[float, ...]  # in the order of LINKS: on the busiest resource of each link, all groups running
     family: str
 
 
-def busiest(load: Mapping[Resource, float]) -> tuple[float, float, float]:
+def busiest(load: Mapping[Resource, float]) -> tuple[float, ...]:
     """Return the largest load on a resource of each link, in the order of ``LINKS``.
 
     >>> busiest({("intra_egress", 0): 2.0, ("intra_ingress", 1): 3.0, ("nic_egress", 0): 1.0})
-    (3.0, 0.0, 1.0)
+    (0.0, 3.0, 0.0, 1.0, 0.0)
     """
     found = dict.fromkeys(LINKS, 0.0)
     for (kind, _), amount in load.items():
         link = kind.partition("_")[0]
         found[link] = max(found[link], amount)
-    return found["intra"], found["inter"], found["nic"]
+    return tuple(found[link] for link in LINKS)
 
 
 @lru_cache(maxsize=4096)
@@ -65,8 +69,8 @@ def footprint(
     >>> s = Stream(name="x", pattern="tp", op="all_reduce", phase="decode", groups=((0, 1, 2, 3),), payload_bytes=400,
     ...            calls_per_step=1, dtype="bfloat16", formula="", source="")
     >>> f = footprint(s, (0, 0, 1, 1), 0)
-    >>> f.steps, f.load[("intra_egress", 0)], f.load[("inter_egress", 1)], f.load[("nic_egress", 0)]
-    ((4, 2), 1.5, 1.5, 1.5)
+    >>> f.steps, f.load["port_egress", 0], f.load["inter_egress", 1], f.load["nic_egress", 0], f.load["host_bytes", 0]
+    ((4, 2), 1.5, 1.5, 1.5, 4.5)
 
     Raises:
         ValueError: a rank of the group has no place.
@@ -76,24 +80,32 @@ def footprint(
         raise ValueError(f"{stream.name}: rank {max(group)} has no place among {len(nodes)} ranks")
     reference = stream.payload_bytes if stream.op in MATRIX_OPS else _REFERENCE_BYTES * len(group)
     matrix = wire_matrix(stream, group_index, reference).astype(np.float64)
-    ranks, steps = group, steps_by_tier(stream.op, group, nodes)
+    ranks = group
     if edge is not None:
         kept = matrix[edge]
         matrix = np.zeros_like(matrix)
         matrix[edge] = kept
         ranks = (group[edge[0]], group[edge[1]])
-        steps = steps_by_tier("send_recv", ranks, nodes)
+    elif stream.op in ("send_recv", "kv_transfer") and matrix.any():  # nobody waits for a rank with nothing to do
+        busy = np.asarray(matrix.sum(axis=0) + matrix.sum(axis=1) > 0)
+        ranks = tuple(rank for rank, works in zip(group, busy.tolist(), strict=True) if works)
+    steps = steps_by_tier(stream.op, ranks, nodes)
     if reference > 0:
         matrix /= reference
     load: dict[Resource, float] = {}
     places = np.array([nodes[rank] for rank in group])
     remote = places[:, None] != places[None, :]
-    for tier, here in (("intra", np.where(remote, 0.0, matrix)), ("inter", np.where(remote, matrix, 0.0))):
-        for kind, totals in ((f"{tier}_egress", here.sum(axis=1)), (f"{tier}_ingress", here.sum(axis=0))):
+    inside, across = np.where(remote, 0.0, matrix), np.where(remote, matrix, 0.0)
+    for link, here in (("port", matrix), ("intra", inside), ("inter", across)):
+        for kind, totals in ((f"{link}_egress", here.sum(axis=1)), (f"{link}_ingress", here.sum(axis=0))):
             for index in np.flatnonzero(totals):
                 _add(load, (kind, group[index]), float(totals[index]))
-                if tier == "inter":
-                    _add(load, (kind.replace("inter", "nic"), int(places[index])), float(totals[index]))
+    for kind, totals in (("nic_egress", across.sum(axis=1)), ("nic_ingress", across.sum(axis=0))):
+        for index in np.flatnonzero(totals):
+            _add(load, (kind, int(places[index])), float(totals[index]))
+    crossing = inside.sum(axis=1) + across.sum(axis=1) + across.sum(axis=0)
+    for index in np.flatnonzero(crossing):
+        _add(load, ("host_bytes", int(places[index])), float(crossing[index]))
     return Footprint(ranks=tuple(ranks), steps=steps, load=load)
 
 

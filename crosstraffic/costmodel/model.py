@@ -50,7 +50,7 @@ class Solo(_Value):
     """Times alone of one cadence."""
 
     latency_s: dict[str, float]  # one dependent step, by tier (intra, inter)
-    links: dict[str, Link]  # intra, inter, nic
+    links: dict[str, Link]  # those of port, intra, inter, nic, host that the machine turned out to have
     families: dict[str, Family]
     curves: dict[str, Curve]  # by stream
     amplitude_log: float
@@ -70,7 +70,7 @@ class Contention(_Value):
     thread_intensity: float = 0.0  # share of a rank's thread that a call uses
     crowding: float = 0.0  # capacity lost on a host or thread by each further stream that is active
     num_points: int = 0
-    pair_error_log: dict[str, float] = Field(default_factory=dict)  # by mode: 90 % of |ln(measured / fitted slowdown)|
+    pair_error_log: dict[str, float] = Field(default_factory=dict)  # by mode: 90 % of |ln(measured / predicted)|
 
 
 class Noise(_Value):

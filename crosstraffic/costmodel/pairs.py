@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 from crosstraffic.costmodel.calls import Call, alone, make_call, make_sharing, pick_cadence, ranks_by_node
 from crosstraffic.costmodel.model import Contention, Model
 from crosstraffic.costmodel.observations import Mix
-from crosstraffic.costmodel.together import CADENCE_OF_MODE, merge, one_shot_times, steady_times
+from crosstraffic.costmodel.together import CADENCE_OF_MODE, merge, one_shot_times, steady_times, together_times
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,7 +127,8 @@ def _ready(model: Model, mixes: Sequence[Mix]) -> tuple[list[_Pair], list[str]]:
                 owner=tuple(owner),
                 alone_s=np.array(times),
                 seen_log=np.log(together / np.array(times)),
-                weight=1.0 / float(np.hypot(MODEL_ERROR, mix.deviation_log)),
+                weight=1.0
+                / float(np.sqrt(MODEL_ERROR**2 + mix.deviation_log**2 + 2 * model.solo[cadence].noise_log ** 2)),
                 names=names,
             )
         )
@@ -165,12 +166,14 @@ def _cost(errors: Floats) -> float:
 
 
 def _errors(model: Model, pairs: Sequence[_Pair], fitted: Contention, num_factors: int) -> dict[str, object]:
-    """Return the error left over by mode, grown by the freedom that the factors took from the points."""
+    """Return the error of whole predictions by mode, grown by the freedom that the factors took from the points."""
     num_points = sum(len(pair.names) for pair in pairs)
     growth = float(np.sqrt(num_points / (num_points - num_factors))) if num_points > 2 * num_factors else 1.5
     by_mode: dict[str, list[float]] = {}
     for pair in pairs:
-        by_mode.setdefault(pair.mix.mode, []).extend(np.abs(pair.predicted_log(model, fitted) - pair.seen_log))
+        times = together_times(model, pair.mix.sizes, pair.mix.mode, factors=fitted, max_events=FIT_EVENTS)
+        seen = [time_s for _, _, time_s, _ in pair.mix.parts]
+        by_mode.setdefault(pair.mix.mode, []).extend(np.abs(np.log(np.array(times) / np.array(seen))))
     return {
         "num_points": num_points,
         "pair_error_log": {mode: _quantile(np.array(found)) * growth for mode, found in by_mode.items()},

@@ -42,7 +42,7 @@ def predict_mix(
     sharing = 0.0 if single else model.contention.pair_error_log.get(mode, 0.1) * float(np.sqrt(len(mix) - 1))
     rows = []
     for name, estimate, time_s in zip(names, estimates, times, strict=True):
-        spread = float(np.hypot(sharing, _spread(estimate)))
+        spread = max(sharing, _spread(estimate))  # what pairs missed holds the error of their curves already
         rows.append(
             {
                 "name": name,

@@ -7,13 +7,13 @@ Source: Thakur, Rabenseifner and Gropp (2005) for the form; Gropp, Olson and Sam
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from crosstraffic.costmodel.links import LINKS, TIERS, Shape, family_of, footprint, shape_of
+from crosstraffic.costmodel.links import LINKS, TIERS, TOPOLOGIES, Shape, family_of, footprint, shape_of
 from crosstraffic.costmodel.model import Curve, Family, Link, Solo
 from crosstraffic.costmodel.residual import Leftover, calibrate, choose_process
 from crosstraffic.patterns.stream import Stream
@@ -21,7 +21,8 @@ from crosstraffic.patterns.stream import Stream
 Floats = npt.NDArray[np.float64]
 
 FORMULA_ERROR = 0.05  # what the formula cannot follow (log): keeps one precise point from ruling the fit
-FAMILY_PRIOR = 0.6  # spread of family factors (log) around 1
+FAMILY_PRIOR = 0.15  # spread of family factors (log) around 1
+LINK_PENALTY = 1.0  # what a further kind of link must take off the cost of the fit
 MIN_SIZES = 3  # distinct sizes; two numbers are fitted to a curve
 
 
@@ -40,7 +41,7 @@ class _Problem:
     """Arrays over observations; what is not in use is left out of the parameters."""
 
     steps: Floats  # [n, shapes, 2]
-    bytes: Floats  # [n, 3]
+    bytes: Floats  # [n, links]
     family: npt.NDArray[np.int64]
     log_time: Floats
     weight: Floats
@@ -53,7 +54,7 @@ class _Problem:
         num_tiers, num_links = len(self.tiers), len(self.links)
         latency = np.zeros(2)
         latency[list(self.tiers)] = np.exp(parameters[:num_tiers])
-        inverse = np.zeros(3)
+        inverse = np.zeros(len(LINKS))
         inverse[list(self.links)] = np.exp(-parameters[num_tiers : num_tiers + num_links])
         scales = np.exp(parameters[num_tiers + num_links :].reshape(2, self.num_families))
         waits = (self.steps @ latency).max(axis=1) * scales[0][self.family]
@@ -121,10 +122,10 @@ def fit_solo(observations: Sequence[Observation], streams: Mapping[str, Stream],
         whys = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "no times"
         raise ValueError(f"nothing to fit: {whys}")
     problem, families = _problem(kept, shapes)
-    num_parameters = len(problem.tiers) + len(problem.links)
+    num_parameters = len(problem.tiers) + len({0, *problem.links} & {0, LINKS.index("nic")})
     if len(kept) < num_parameters:
         raise ValueError(f"fewer points than parameters: {len(kept)} points for {num_parameters}")
-    parameters = _solve(problem)
+    problem, parameters = _choose(problem)
     return _collect(kept, shapes, families, problem, parameters, refused)
 
 
@@ -145,12 +146,29 @@ def _problem(kept: Sequence[Observation], shapes: Mapping[str, Shape]) -> tuple[
         weight=1.0 / np.sqrt(deviation**2 + FORMULA_ERROR**2),
         num_families=len(families),
         tiers=tuple(tier for tier in range(2) if steps[:, :, tier].any()),
-        links=tuple(link for link in range(3) if loads[:, link].any()),
+        links=tuple(link for link in range(len(LINKS)) if loads[:, link].any()),
     )
     return problem, families
 
 
-def _solve(problem: _Problem) -> Floats:
+def _choose(problem: _Problem) -> tuple[_Problem, Floats]:
+    """Fit every topology that the data could tell apart; keep the best, and of equals the simplest."""
+    best, found, best_score = problem, np.zeros(0), np.inf
+    tried: set[tuple[str, ...]] = set()
+    for topology in TOPOLOGIES:
+        links = tuple(link for link in problem.links if LINKS[link] in topology)
+        names = tuple(LINKS[link] for link in links)
+        if names in tried or names in (("intra",), ("intra", "host")):  # within one node: the port by another name
+            continue
+        tried.add(names)
+        candidate = replace(problem, links=links)
+        parameters, cost = _solve(candidate)
+        if cost + LINK_PENALTY * len(links) < best_score:
+            best, found, best_score = candidate, parameters, cost + LINK_PENALTY * len(links)
+    return best, found
+
+
+def _solve(problem: _Problem) -> tuple[Floats, float]:
     """Start from bounds that the data give, one start per guess of which link is the narrow one; keep the best end."""
     time = np.exp(problem.log_time)
     total = problem.steps.sum(axis=2).max(axis=1)
@@ -163,8 +181,8 @@ def _solve(problem: _Problem) -> Floats:
         start = np.concatenate([latency, np.array(bound) + np.array(wider), np.zeros(2 * problem.num_families)])
         found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=200, xtol=1e-12, ftol=1e-12)
         if found.cost < best_cost * (1 - 1e-9):
-            best, best_cost = found.x, found.cost
-    return best
+            best, best_cost = found.x, float(found.cost)
+    return best, best_cost
 
 
 def _collect(
@@ -262,7 +280,7 @@ def group_terms(
     for (kind, index), amount in part.load.items():
         link = kind.partition("_")[0]
         if link not in solo.links:
-            raise ValueError(f"{stream.name} uses a link that no fitted stream used: {link}")
+            continue  # the machine has no such link of its own, as far as its times tell
         costs[kind, index] = amount * family.transfer_scale / solo.links[link].bandwidth_bytes_per_s
     return Terms(
         ranks=part.ranks,

@@ -281,5 +281,6 @@ def lab():
 
     return types.SimpleNamespace(
         World=World, SIZES=SIZES, stream=stream, streams=default_streams, alone_records=alone_records,
-        mix_records=mix_records, write_run=write_run, timed=timed, record=record, layered_step=layered_step, share=share,
+        mix_records=mix_records, write_run=write_run, timed=timed, record=record, layered_step=layered_step,
+        share=share,
     )  # fmt: skip
