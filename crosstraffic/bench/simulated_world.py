@@ -23,6 +23,10 @@ from crosstraffic.patterns.stream import Stream
 _MAX_CLOCK_READS = 1_000_000  # in a row, with nothing between them
 
 
+def _its_turn() -> str:
+    return "its turn"
+
+
 class Stopped(RunFailed):
     """Another rank has failed, or the run was interrupted; this rank ends too."""
 
@@ -39,7 +43,7 @@ class Rank:
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_blocked: bool = True
     has_returned: bool = False
-    why: Callable[[], str] = lambda: "its first turn"
+    why: Callable[[], str] = _its_turn
     num_rounds: int = 0
     num_channels: int = 0
     num_clock_reads: int = 0
@@ -128,6 +132,7 @@ class SimulatedWorld:
             following.lock.release()
             rank.lock.acquire()
             self.check()
+        rank.why = _its_turn  # the last one may hold buffers
 
     def wake(self, rank: Rank) -> None:
         """Put a blocked rank in line to run."""
@@ -335,6 +340,7 @@ class SimulatedWorld:
         group.leave(call)
         if self.move_bytes:
             self._move(call)
+        call.parts.clear()  # they hold buffers
         followers: list[Call] = []
         for member in shape.members:
             queue = self.ranks[group.ranks[member]].queues[group.communicator_id]
