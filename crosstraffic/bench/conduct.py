@@ -15,7 +15,8 @@ from crosstraffic.bench.open import open_transport, resolve_transport
 from crosstraffic.bench.plan import make_plan
 from crosstraffic.bench.progress import Progress
 from crosstraffic.bench.ranks import RankIdentity, identify
-from crosstraffic.bench.scenario import Scenario, ScenarioFile, default_scenario, read_scenario, resolve
+from crosstraffic.bench.resolve import Scenario, resolve
+from crosstraffic.bench.scenario import ScenarioFile, default_scenario, read_scenario
 from crosstraffic.bench.session import Session, begin, end_failed, run_rank, take_up
 from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
 from crosstraffic.bench.watchdog import watch
@@ -176,7 +177,7 @@ def _in_threads(session: Session) -> Finished:
     from crosstraffic.bench.simulated import SimulatedWorld, run_simulated
 
     truth = simulated_truth(session.scenario.file)
-    world = SimulatedWorld(session.scenario.num_ranks, truth)
+    world = SimulatedWorld(truth, session.scenario.num_ranks)
     places = [
         Place(
             rank=rank,
@@ -187,7 +188,7 @@ def _in_threads(session: Session) -> Finished:
             device=None,
             nic=None,
         )
-        for rank in range(session.scenario.num_ranks)
+        for rank, node in enumerate(map(truth.node, range(session.scenario.num_ranks)))
     ]
     with _stop_on_interrupt() as stop, Progress(session.plan) as progress:
         heart = RankHeart(progress.show, stop)

@@ -10,7 +10,7 @@ import numpy as np
 
 from crosstraffic.bench.clocks import Clocks
 from crosstraffic.bench.payload import check_receive, fill_send, poison
-from crosstraffic.bench.scenario import Scenario
+from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.transport import Channel, Floats, Operation, Transport, exchange_for, group_of
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.results.record import Mismatch

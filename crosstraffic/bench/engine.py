@@ -21,7 +21,7 @@ from crosstraffic.bench.recording import (
     step_records,
 )
 from crosstraffic.bench.replay import StepSample, measure_step
-from crosstraffic.bench.scenario import Scenario
+from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.together import MixSample, measure_one_shot, measure_steady
 from crosstraffic.bench.transport import Transport
 from crosstraffic.results.record import ClockModel, Record, Status
@@ -205,9 +205,8 @@ def _synchronise(context: RankContext) -> None:
     models = synchronise(context.transport, CLOCK_ROUNDS)
     if models is None:
         return
-    if context.clocks is None:
-        context.clocks = Clocks()
-    context.clocks.add(models)
+    known = context.clocks
+    context.clocks = Clocks(syncs=(tuple(models),)) if known is None else known.with_sync(models)
 
 
 class _Guesses:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from crosstraffic.bench.scenario import Scenario
+from crosstraffic.bench.resolve import Scenario
 from crosstraffic.patterns.step import step_to_dict
 from crosstraffic.patterns.stream import Stream, round_payload, stream_to_dict
 

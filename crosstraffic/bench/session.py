@@ -1,4 +1,4 @@
-"""One run from the view of one rank: preflight, the plan, and (on rank 0) run.json before, and after, and on failure."""
+"""One run as one rank sees it: preflight, the plan, and (on rank 0) run.json before, after, and on failure."""
 
 import datetime
 import json
@@ -12,7 +12,8 @@ from crosstraffic import __version__
 from crosstraffic.bench import preflight
 from crosstraffic.bench.engine import Heart, Outcome, run_plan
 from crosstraffic.bench.plan import Point, make_plan
-from crosstraffic.bench.scenario import Scenario, ScenarioFile, resolve
+from crosstraffic.bench.resolve import Scenario, resolve
+from crosstraffic.bench.scenario import ScenarioFile
 from crosstraffic.bench.transport import Transport
 from crosstraffic.errors import EnvironmentRefused, UsageError
 from crosstraffic.patterns.step import step_to_dict

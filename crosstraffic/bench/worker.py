@@ -1,4 +1,4 @@
-"""One rank of a run that ``crosstraffic run`` started on this machine: ``python -m crosstraffic.bench.worker FOLDER``."""
+"""One rank that ``crosstraffic run`` started on this machine: ``python -m crosstraffic.bench.worker FOLDER``."""
 
 import os
 import sys

@@ -16,9 +16,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Measure only what --output still misses.")] = False,
     budget: Annotated[float | None, typer.Option(help="Seconds that measuring may take.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of the routing.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Catalogue name or config.json, in place of the scenario's.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Catalogue name or config.json instead.")] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Fit, validate and write report.html.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
