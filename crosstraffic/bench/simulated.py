@@ -29,8 +29,8 @@ class SimulatedOperation:
 
     def __init__(self, world: SimulatedWorld, rank: Rank, group: Group, place: int, exchange: Exchange) -> None:
         self.exchange = exchange
-        self.send: Bytes = np.empty(exchange.total_send_bytes, dtype=np.uint8)
-        self.receive: Bytes = np.empty(exchange.total_receive_bytes, dtype=np.uint8)
+        self.send: Bytes = np.zeros(exchange.total_send_bytes, dtype=np.uint8)
+        self.receive: Bytes = np.zeros(exchange.total_receive_bytes, dtype=np.uint8)
         self._world = world
         self._rank = rank
         self._group = group
