@@ -18,6 +18,8 @@ from crosstraffic.bench.simulated_world import Rank, SimulatedWorld, Stopped
 from crosstraffic.bench.transport import Bytes, Exchange, Floats, Operation, group_of
 from crosstraffic.patterns.stream import Stream
 
+__all__ = ["SimulatedChannel", "SimulatedOperation", "SimulatedTransport", "SimulatedWorld", "run_simulated"]
+
 Result = TypeVar("Result")
 
 _LOOK_S = 0.2  # how often the main thread looks up, so that Ctrl-C reaches it
