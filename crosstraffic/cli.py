@@ -7,8 +7,10 @@ import typer
 from crosstraffic.commands import errors
 from crosstraffic.commands.explain import explain
 from crosstraffic.commands.fit import fit
+from crosstraffic.commands.groups import groups
 from crosstraffic.commands.predict import predict
 from crosstraffic.commands.report import report
+from crosstraffic.commands.traffic import traffic
 from crosstraffic.commands.validate import validate
 from crosstraffic.errors import CrosstrafficError
 
@@ -39,6 +41,8 @@ def root(
 app.command()(fit)
 app.command()(predict)
 app.command()(validate)
+app.command()(traffic)
+app.command()(groups)
 app.command()(report)
 app.command()(explain)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from crosstraffic.patterns.layout import FRAMEWORKS, Layout, process_groups
+from crosstraffic.patterns.layout import Layout, process_groups
 from crosstraffic.patterns.model import ModelShape
 
 
@@ -64,26 +64,6 @@ def check_model(shape: ModelShape, layout: Layout, framework: str) -> None:
     for holds, rule in rules:
         if not holds:
             raise ValueError(f"{framework} cannot run {shape.name} as {layout}: {rule}")
-
-
-def choose_framework(layout: Layout, shape: ModelShape | None = None) -> str:
-    """Return the first engine that runs a layout (vLLM, Megatron-Core, SGLang, TensorRT-LLM).
-
-    Raises:
-        ValueError: none does; the message is vLLM's.
-    """
-    refusals: list[ValueError] = []
-    for framework in FRAMEWORKS:
-        try:
-            if shape is None:
-                process_groups(layout, framework)
-            else:
-                check_model(shape, layout, framework)
-        except ValueError as error:
-            refusals.append(error)
-        else:
-            return framework
-    raise refusals[0]
 
 
 def stage_layers(num_layers: int, layout: Layout, framework: str) -> tuple[range, ...]:

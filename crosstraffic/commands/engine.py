@@ -1,0 +1,33 @@
+"""Which engine's rank order and rules a command goes by: the one asked for, else the first that runs the layout."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Planned = TypeVar("Planned")
+
+
+def plan_with(framework: str | None, plan: Callable[[str], Planned]) -> tuple[str, Planned]:
+    """Plan by one engine; without a name, by the first of all engines that does not refuse (vLLM first).
+
+    Raises:
+        ValueError: the engine refuses; if all do, what the first one says.
+    """
+    from crosstraffic.patterns.layout import FRAMEWORKS
+
+    if framework is not None:
+        return framework, plan(framework)
+    refusals: list[ValueError] = []
+    for name in FRAMEWORKS:
+        try:
+            return name, plan(name)
+        except ValueError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def say_chosen(asked: str | None, framework: str) -> None:
+    """Tell on stderr that an engine other than vLLM was taken because vLLM refuses."""
+    import sys
+
+    if asked is None and framework != "vllm":
+        print(f"vllm does not run this layout: shown as {framework}; choose with --framework", file=sys.stderr)
