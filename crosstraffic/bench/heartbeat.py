@@ -1,0 +1,164 @@
+"""What each rank is doing, in a small mapped file that another process reads: one writer, no message, no lock.
+
+``RUN/ranks/rank-N.beat`` is twelve 8-byte fields in the machine's byte order (``_LAYOUT``); writer and reader share a
+machine. Saying which call begins costs about 0.3 µs.
+"""
+
+import math
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from crosstraffic.bench.processes import read_process
+
+MAGIC = 0x43545242_00000001  # the last digits are the version of the layout
+_LAYOUT = struct.Struct("=qqqqqqqdqqdq")
+_CALL_OFFSET = 4 * 8  # point, stream, call, time of the beat
+_TIME_OFFSET = 7 * 8
+_PROGRESS_OFFSET = 8 * 8  # points done, points in all, seconds left
+_STATE_OFFSET = 3 * 8
+_NONE = -1  # in the file only: values that are read back are None
+_pack_call = struct.Struct("=qqqd").pack_into
+_pack_progress = struct.Struct("=qqd").pack_into
+_pack_state = struct.Struct("=q").pack_into
+_pack_time = struct.Struct("=d").pack_into
+
+
+class State(IntEnum):
+    """How far a rank has come."""
+
+    STARTING = 0
+    MEASURING = 1
+    FINISHED = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a rank said last. ``beat_s`` is a time of ``time.monotonic``; ``call`` counts within the point."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+    state: State
+    point: int | None
+    stream: int | None
+    call: int | None
+    beat_s: float
+    points_done: int
+    points_total: int
+    seconds_left: float | None
+
+
+def ranks_folder(run_dir: Path) -> Path:
+    """Return where the ranks of a run keep what they say about themselves while it runs."""
+    return run_dir / "ranks"
+
+
+class Heartbeat:
+    """The writer, one per rank; a context manager that leaves the state ``failed`` behind when an error passes."""
+
+    def __init__(self, run_dir: Path, memory: mmap.mmap) -> None:
+        self._run_dir, self._map = run_dir, memory
+
+    @classmethod
+    def create(cls, run_dir: Path, rank: int) -> Self:
+        """Write the first beat of this process and keep the file mapped."""
+        folder = ranks_folder(run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        pid = os.getpid()
+        process = read_process(pid)
+        ticks = 0 if process is None else process.start_ticks
+        path, draft = folder / f"rank-{rank}.beat", folder / f"rank-{rank}.beat.new"
+        first = (MAGIC, pid, ticks, State.STARTING, _NONE, _NONE, _NONE, time.monotonic(), 0, 0, math.nan, 0)
+        draft.write_bytes(_LAYOUT.pack(*first))
+        draft.replace(path)  # a reader never sees half a file
+        with path.open("r+b") as file:
+            return cls(run_dir, mmap.mmap(file.fileno(), _LAYOUT.size))
+
+    def call(self, point: int, stream: int, call: int) -> None:
+        """Say that a call is about to start."""
+        _pack_call(self._map, _CALL_OFFSET, point, stream, call, time.monotonic())
+
+    def progress(self, done: int, total: int, seconds_left: float | None = None) -> None:
+        """Say how far the run has come, and that it is measuring."""
+        left = math.nan if seconds_left is None else seconds_left
+        _pack_progress(self._map, _PROGRESS_OFFSET, done, total, left)
+        self._say(State.MEASURING)
+
+    def finished(self) -> None:
+        """Say that this rank did all its work; what follows is taking down."""
+        self._say(State.FINISHED)
+
+    def failed(self) -> None:
+        """Say that this rank gave up; the reason is in its log."""
+        self._say(State.FAILED)
+
+    def should_stop(self) -> bool:
+        """Tell whether the ranks were asked to end in order."""
+        return stop_requested(self._run_dir)
+
+    def _say(self, state: State) -> None:
+        _pack_state(self._map, _STATE_OFFSET, state)
+        _pack_time(self._map, _TIME_OFFSET, time.monotonic())
+
+    def close(self) -> None:
+        self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.failed()
+        self.close()
+
+
+def read_beats(run_dir: Path) -> list[Beat]:
+    """Return what every rank said last, in order of rank; ranks that said nothing yet are absent."""
+    beats = []
+    for path in ranks_folder(run_dir).glob("rank-*.beat"):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        if len(data) != _LAYOUT.size:
+            continue
+        magic, pid, ticks, state, point, stream, call, beat_s, done, total, left, _ = _LAYOUT.unpack(data)
+        if magic != MAGIC:
+            raise ValueError(f"{path} is not a heartbeat of this version")
+        beats.append(
+            Beat(
+                rank=int(path.stem.removeprefix("rank-")),
+                pid=pid,
+                start_ticks=ticks,
+                state=State.MEASURING if state == State.STARTING and point != _NONE else State(state),
+                point=None if point == _NONE else point,
+                stream=None if stream == _NONE else stream,
+                call=None if call == _NONE else call,
+                beat_s=beat_s,
+                points_done=done,
+                points_total=total,
+                seconds_left=None if math.isnan(left) else left,
+            )
+        )
+    return sorted(beats, key=lambda beat: beat.rank)
+
+
+def request_stop(run_dir: Path) -> None:
+    """Ask the ranks to end in order after the point that they measure."""
+    ranks_folder(run_dir).mkdir(parents=True, exist_ok=True)
+    (ranks_folder(run_dir) / "stop").touch()
+
+
+def stop_requested(run_dir: Path) -> bool:
+    """Tell whether the ranks were asked to end; rank 0 looks and tells the others, so that none leaves alone."""
+    return (ranks_folder(run_dir) / "stop").exists()
