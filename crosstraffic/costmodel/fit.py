@@ -1,6 +1,8 @@
 """Fit a model to runs: times alone first, then what sharing adds, from 2-way runs only."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from crosstraffic import __version__
 from crosstraffic.costmodel.model import Contention, Model, Solo
@@ -55,14 +57,20 @@ def fit_alone(runs: Sequence[Run], keep: Keep | None = None) -> Model:
         run_ids=tuple(run.info.run_id for run in runs),
         transport=", ".join(dict.fromkeys(run.info.transport.name for run in runs)),
         nodes=nodes,
-        streams=tuple(stream_to_dict(stream) for stream in streams.values()),
-        steps=tuple({step.name: step_to_dict(step) for run in runs for step in run.steps}.values()),
+        streams=tuple(_json(stream_to_dict(stream)) for stream in streams.values()),
+        steps=tuple({step.name: _json(step_to_dict(step)) for run in runs for step in run.steps}.values()),
         aliases={alias: name for run in runs for alias, name in run.info.aliases.items()},
         solo=solo,
         contention=Contention(),
         noise=repeat_noise(runs),
         notes=tuple(notes),
     )
+
+
+def _json(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the value as it comes back from a file: lists, not tuples."""
+    found: dict[str, Any] = json.loads(json.dumps(data))
+    return found
 
 
 def _joined(runs: Sequence[Run]) -> tuple[Mapping[str, Stream], tuple[int, ...]]:

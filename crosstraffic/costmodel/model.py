@@ -98,14 +98,16 @@ class Model(_Value):
     notes: tuple[str, ...] = ()
     _streams: dict[str, Stream] = PrivateAttr(default_factory=dict)
 
+    def model_post_init(self, context: Any, /) -> None:
+        """Make the streams ready."""
+        self._streams.update({data["name"]: stream_from_dict(data) for data in self.streams})
+
     def stream(self, name: str) -> Stream:
         """Return a stream by name; one that was measured under another name is known too.
 
         Raises:
             ValueError: no such stream.
         """
-        if not self._streams:
-            self._streams.update({data["name"]: stream_from_dict(data) for data in self.streams})
         if name in self._streams:
             return self._streams[name]
         if self.aliases.get(name) in self._streams:

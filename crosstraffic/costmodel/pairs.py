@@ -19,7 +19,7 @@ from crosstraffic.costmodel.together import CADENCE_OF_MODE, merge, one_shot_tim
 Floats = npt.NDArray[np.float64]
 
 SHARED = ("message_exponent", "thread_intensity", "crowding")
-PRIOR = {"host": 0.7, "weight": 1.0, "message_exponent": 0.5, "thread_intensity": 0.7, "crowding": 0.5}
+PRIOR = {"host": 3.0, "weight": 1.0, "message_exponent": 0.5, "thread_intensity": 1.5, "crowding": 0.25}
 LIMITS = {
     "host": (0.0, 1.0),
     "weight": (-3.0, 3.0),

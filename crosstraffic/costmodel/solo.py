@@ -20,6 +20,7 @@ from crosstraffic.patterns.stream import Stream
 
 Floats = npt.NDArray[np.float64]
 
+_LOG_LIMIT = 100.0  # keeps a wild trial of the solver within the range of floats
 FORMULA_ERROR = 0.05  # what the formula cannot follow (log): keeps one precise point from ruling the fit
 FAMILY_PRIOR = 0.15  # spread of family factors (log) around 1
 LINK_PENALTY = 1.0  # what a further kind of link must take off the cost of the fit
@@ -55,7 +56,7 @@ class _Problem:
         latency = np.zeros(2)
         latency[list(self.tiers)] = np.exp(parameters[:num_tiers])
         inverse = np.zeros(len(LINKS))
-        inverse[list(self.links)] = np.exp(-parameters[num_tiers : num_tiers + num_links])
+        inverse[list(self.links)] = np.exp(-np.maximum(parameters[num_tiers : num_tiers + num_links], -_LOG_LIMIT))
         scales = np.exp(parameters[num_tiers + num_links :].reshape(2, self.num_families))
         waits = (self.steps @ latency).max(axis=1) * scales[0][self.family]
         moves = self.bytes * inverse
@@ -174,12 +175,15 @@ def _solve(problem: _Problem) -> tuple[Floats, float]:
     total = problem.steps.sum(axis=2).max(axis=1)
     latency = [float(np.log((time / np.maximum(total, 1)).min()))] * len(problem.tiers)
     bound = [float(np.log((problem.bytes[:, link] / time).max())) for link in problem.links]
-    best, best_cost = np.zeros(0), np.inf
+    coarse = []
     for wider in itertools.product((0.0, 1.2), repeat=len(bound)):
-        if all(wider):
-            continue
-        start = np.concatenate([latency, np.array(bound) + np.array(wider), np.zeros(2 * problem.num_families)])
-        found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=200, xtol=1e-12, ftol=1e-12)
+        if not all(wider):
+            start = np.concatenate([latency, np.array(bound) + np.array(wider), np.zeros(2 * problem.num_families)])
+            found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=8)
+            coarse.append((float(found.cost), len(coarse), found.x))
+    best, best_cost = np.zeros(0), np.inf
+    for _, _, start in sorted(coarse, key=lambda row: row[:2])[:2]:
+        found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=100, xtol=1e-10, ftol=1e-12)
         if found.cost < best_cost * (1 - 1e-9):
             best, best_cost = found.x, float(found.cost)
     return best, best_cost
