@@ -12,7 +12,7 @@ from crosstraffic.patterns.pipeline import TENSORS, is_sliced, pipeline_streams
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.tensor import sequence_streams, tensor_streams
-from crosstraffic.patterns.workload import Calls, Order, Setting, Workload, make_setting
+from crosstraffic.patterns.workload import BOUNDARY, Calls, Order, Setting, Workload, make_setting
 
 PATTERNS: Mapping[str, Callable[[Setting, Order], tuple[Stream, ...]]] = {
     "tp": tensor_streams,
@@ -96,7 +96,7 @@ def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framewo
     order = step_order(setting)
     streams = {stream.name: stream for make in PATTERNS.values() for stream in make(setting, order)}
     dense_layer = order.dense_layer if shape.num_moe_layers < shape.num_layers else ()
-    chain = (*order.first, *order.receive, *dense_layer, *order.moe_layer, ("pp.activation", 1), *order.last)
+    chain = (*order.first, *order.receive, *dense_layer, *order.moe_layer, (BOUNDARY, 1), *order.last)
     names = list(dict.fromkeys(name for name, _ in chain if name in streams))
     before = dict(zip(names[1:], names, strict=False))
     return tuple(replace(streams[name], after=(before[name],) if name in before else ()) for name in names)
@@ -157,7 +157,7 @@ def phase_step(
         return tuple(made)
 
     blocks: list[Block] = []
-    boundary = by_name.get("pp.activation")
+    boundary = by_name.get(BOUNDARY)
     for stage, layers in enumerate(setting.stages):
         if stage and boundary is not None:
             edge = Task(stream=boundary.name, payload_bytes=boundary.payload_bytes, edge=(stage - 1, stage))

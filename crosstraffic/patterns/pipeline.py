@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from crosstraffic.patterns.matrix import Chain
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.workload import Order, Setting, make_stream
+from crosstraffic.patterns.workload import BOUNDARY, Order, Setting, make_stream
 
 # Tensors of T x H that cross a boundary: hidden states and residual, or their sum.
 TENSORS: Mapping[str, int] = {"vllm": 2, "sglang": 2, "megatron": 1, "tensorrt_llm": 2}
@@ -29,25 +29,23 @@ def pipeline_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     cut = setting.tp if sliced or setting.workload.sequence_parallel else 1
     size = tensors * setting.hidden_bytes // cut
     factor = "" if tensors == 1 else f"{tensors} * "
-    num_stages = len(setting.stages)
     activation = make_stream(
         setting,
         order,
-        name="pp.activation",
+        name=BOUNDARY,
         op="send_recv",
         groups=setting.groups["pp"],
         payload_bytes=size,
         formula=f"{factor}T * H * b{' / TP' if cut > 1 else ''} a boundary and rank",
         source=_SOURCES[setting.framework],
         rule=Chain(num_bytes=size),
-        calls_per_step=1,
     )
     gather = make_stream(
         setting,
         order,
         name="pp.all_gather",
         op="all_gather",
-        groups=setting.of_stages(setting.tensor_groups, range(1, num_stages)) or ((0,),),
+        groups=setting.tensor_groups,
         payload_bytes=setting.hidden_bytes,
         formula=f"T * H * b, for each of {tensors} tensors",
         source=_SOURCES[setting.framework],

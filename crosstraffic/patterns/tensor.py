@@ -25,9 +25,6 @@ def tensor_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     T_s, the tokens whose logits are wanted: all in decode, one per request in prefill.
     """
     groups, size = setting.tensor_groups, setting.hidden_bytes
-    num_stages = len(setting.stages)
-    first = setting.of_stages(groups, range(1))
-    last = setting.of_stages(groups, range(num_stages - 1, num_stages))
     workload = setting.workload
     sampled = workload.num_tokens if workload.phase == "decode" else min(workload.batch, workload.num_tokens)
     logits = sampled * vocab_shard(setting.shape.vocab, setting.tp) * setting.tp * setting.element_bytes
@@ -59,7 +56,7 @@ def tensor_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
         order,
         name="tp.embedding",
         op="all_reduce",
-        groups=first,
+        groups=groups,
         payload_bytes=size,
         formula=reduce_formula,
         source=_EMBEDDING,
@@ -69,7 +66,7 @@ def tensor_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
         order,
         name="tp.logits",
         op="all_gather",
-        groups=last,
+        groups=groups,
         payload_bytes=logits,
         formula="T_s * V_padded * b, V_padded / P from each rank",
         source=_LOGITS,
@@ -80,9 +77,6 @@ def tensor_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
 def sequence_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     """Return what sequence parallelism makes of the all-reduces: gather and scatter of the same bytes, same group."""
     groups, size = setting.tensor_groups, setting.hidden_bytes
-    num_stages = len(setting.stages)
-    first = setting.of_stages(groups, range(1))
-    last = setting.of_stages(groups, range(num_stages - 1, num_stages))
     formula = "T * H * b, T padded to a multiple of TP"
     return (
         *make_stream(
@@ -110,7 +104,7 @@ def sequence_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             order,
             name="sp.embedding",
             op="reduce_scatter",
-            groups=first,
+            groups=groups,
             payload_bytes=size,
             formula=formula,
             source=f"{_SEQUENCE} _reduce_scatter_along_first_dim",
@@ -120,7 +114,7 @@ def sequence_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             order,
             name="sp.output",
             op="all_gather",
-            groups=last,
+            groups=groups,
             payload_bytes=size,
             formula=f"{formula}: before the output layer",
             source=f"{_SEQUENCE} _gather_along_first_dim",

@@ -21,6 +21,7 @@ EXPERT_BACKENDS: tuple[str, ...] = (
     "allgather_reducescatter",
 )
 Calls = tuple[tuple[str, int], ...]
+BOUNDARY = "pp.activation"  # the one stream between pipeline stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +144,17 @@ class Setting:
             return self.groups["tp"]
         return tuple((rank,) for group in self.groups["tp"] for rank in group)
 
-    def of_stages(self, groups: Groups, stages: range) -> Groups:
-        """Keep the groups whose ranks are on some stages of the pipeline."""
-        return tuple(group for group in groups if self.stage_of_rank[group[0]] in stages)
-
-    def calls(self, order: Order, name: str) -> int:
-        """Return how often the group that calls most often calls a stream in one step."""
-        most = 0
+    def stage_calls(self, order: Order, name: str) -> tuple[int, ...]:
+        """Return how often a group of each pipeline stage calls a stream in one step."""
+        found: list[int] = []
         experts = set(self.shape.moe_layers)
         for index, layers in enumerate(self.stages):
             num_moe = sum(layer in experts for layer in layers)
             parts = [(order.dense_layer, len(layers) - num_moe), (order.moe_layer, num_moe)]
             parts += [(order.first, int(index == 0)), (order.receive, int(index > 0))]
             parts += [(order.last, int(index == len(self.stages) - 1))]
-            most = max(most, sum(times * count for calls, times in parts for own, count in calls if own == name))
-        return most
+            found.append(sum(times * count for calls, times in parts for own, count in calls if own == name))
+        return tuple(found)
 
 
 def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Setting:
@@ -204,11 +201,15 @@ def make_stream(
     source: str,
     rule: ByteRule | None = None,
     dtype: str | None = None,
-    calls_per_step: int | None = None,
 ) -> tuple[Stream, ...]:
-    """Return the stream, or nothing if it is never called or its groups have one rank: then nothing crosses."""
-    calls = setting.calls(order, name) if calls_per_step is None else calls_per_step
-    if calls == 0 or payload_bytes == 0 or all(len(group) == 1 for group in groups):
+    """Return the stream with the groups that call it, and the calls of the one that does most.
+
+    Nothing is returned if it is never called or its groups have one rank: then nothing crosses. The boundary
+    between two stages is crossed once.
+    """
+    calls = setting.stage_calls(order, name) if name != BOUNDARY else (1,) * len(setting.stages)
+    calling = tuple(group for group in groups if calls[setting.stage_of_rank[group[0]]])
+    if payload_bytes == 0 or all(len(group) == 1 for group in calling):
         return ()
     return (
         Stream(
@@ -216,9 +217,9 @@ def make_stream(
             pattern=name.split(".", maxsplit=1)[0],
             op=op,
             phase=setting.workload.phase,
-            groups=groups,
+            groups=calling,
             payload_bytes=payload_bytes,
-            calls_per_step=calls,
+            calls_per_step=max(calls),
             dtype=dtype or setting.dtype,
             formula=formula,
             source=source,

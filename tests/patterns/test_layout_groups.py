@@ -164,11 +164,7 @@ def test_megatron_groups_follow_any_order(sizes, order):
     layout = Layout(**sizes, etp=sizes["tp"] * sizes["cp"])
     if order[-1] != "pp" and sizes["cp"] > 1:
         return
-    try:
-        found = process_groups(layout, "megatron", order="-".join(order))
-    except ValueError as error:
-        assert "pp is not last" in str(error)
-        return
+    found = process_groups(layout, "megatron", order="-".join(order))
     sizes = {**sizes, "ep": 1}
     for name in ("tp", "cp", "dp", "pp", "dp-cp", "tp-cp"):
         assert [list(group) for group in found[name]] == reference_grid(sizes, order, set(name.split("-")))
@@ -250,7 +246,7 @@ def test_layouts_that_cannot_run_a_model(model, layout, framework, message):
 
 @pytest.mark.parametrize("text", ["tp", "tp=0", "tp=-2", "tp=x", "tp=2,tp=4", "foo=2", "", "tp=2,,dp=2", "tp=²"])
 def test_degrees_that_are_none(text):
-    with pytest.raises(ValueError, match="degree|whole number|twice"):
+    with pytest.raises(ValueError, match=r"degree|whole number|twice"):
         parse_layout(text)
 
 

@@ -63,7 +63,9 @@ def test_combine_is_the_way_back(distribution, parameter):
 
 
 def test_same_seed_same_matrix_other_seed_other_matrix():
-    first, again, other = (routed(distribution="power_law", parameter=1.2, seed=seed).matrix(8, 0) for seed in (1, 1, 2))
+    first, again, other = (
+        routed(distribution="power_law", parameter=1.2, seed=seed).matrix(8, 0) for seed in (1, 1, 2)
+    )
     assert (first == again).all()
     assert not (first == other).all()
 
