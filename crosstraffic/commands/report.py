@@ -1,9 +1,13 @@
 """``crosstraffic report``: one self-contained page for each run folder."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from crosstraffic.costmodel.model import Model
+    from crosstraffic.results.store import Run
 
 
 def report(
@@ -12,17 +16,67 @@ def report(
         Path | None, typer.Option("--output", help="File to write; default DIR/report.html. One folder only.")
     ] = None,
 ) -> None:
-    """Write report.html: what the run found, in pictures and tables, in one file that needs no network."""
+    """Write report.html: what a run found, in pictures and tables, in one file that needs no network."""
     from rich.console import Console
 
     from crosstraffic.errors import UsageError
-    from crosstraffic.results.report import write_report
+    from crosstraffic.results.store import load_run
 
     if output is not None and len(folders) > 1:
         raise UsageError(f"--output takes one run folder: {len(folders)} given")
     talk = Console(stderr=True)
-    for folder in folders:
-        path, remarks = write_report(folder, output)
+    for run in [load_run(folder) for folder in folders]:
+        path, remarks = make_report(run, output)
         for remark in remarks:
             talk.print(remark, style="yellow", markup=False, highlight=False)
         print(path)
+
+
+def make_report(run: "Run", output: Path | None = None, *, refit: bool = False) -> tuple[Path, list[str]]:
+    """Write a run's page with what the cost model says of it; return its path and remarks for a person.
+
+    The folder's model.json is used, or made where there is none; ``refit`` makes it anew. What cannot be fitted or
+    validated is left out of the page, with a remark.
+    """
+    from crosstraffic.costmodel.predict import curves, predict_records
+    from crosstraffic.costmodel.validate import validate_runs
+    from crosstraffic.errors import UsageError
+    from crosstraffic.results.report import render
+    from crosstraffic.results.store import write_atomic
+
+    remarks = []
+    model = predictions = lines = validation = None
+    try:
+        model = _model(run, refit=refit)
+        predictions, lines = predict_records(model, run), curves(model, run)
+        validation = validate_runs([run])
+    except (ValueError, UsageError) as error:
+        what = "fitted" if model is None else "validated"
+        remarks.append(f"{run.path}: the cost model could not be {what}: {error}")
+    if model is not None and run.info.run_id not in model.run_ids:
+        remarks.append(f"{run.path / 'model.json'} was fitted to other runs: {', '.join(model.run_ids)}")
+    as_json = None if model is None else model.model_dump(mode="json")
+    path = output if output is not None else run.path / "report.html"
+    try:
+        write_atomic(path, render(run, as_json, predictions, validation, lines).encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error}") from error
+    return path, remarks
+
+
+def write_report(run: "Run") -> list[str]:
+    """Fit, validate and report at the end of a run; return what to tell a person."""
+    path, remarks = make_report(run, refit=True)
+    return [*remarks, f"report: {path}"]
+
+
+def _model(run: "Run", *, refit: bool) -> "Model":
+    from crosstraffic.costmodel.fit import fit_runs
+    from crosstraffic.costmodel.model import load, save
+
+    path = run.path / "model.json"
+    if path.exists() and not refit:
+        return load(path)
+    model = fit_runs([run])
+    save(model, path)
+    return model

@@ -25,7 +25,17 @@ COLOURS: Mapping[str, str] = {
     "dp": "#a89f00",
 }
 OTHER = "#8a8f98"
-GROUP_COLOURS: Sequence[str] = tuple(COLOURS.values())
+# Tol's muted scheme, so that the colour of a group is not taken for that of a pattern; indigo is lightened.
+GROUP_COLOURS: Sequence[str] = (
+    "#5b4fb0",
+    "#2f9a8a",
+    "#9c3a68",
+    "#7f7f2a",
+    "#4a7fb5",
+    "#bf5a69",
+    "#117733",
+    "#a04a96",
+)
 
 # Stand-ins that ``to_svg`` turns into variables of the page; a file on its own shows them as they are.
 INK, MUTED, LINE, PAPER = "#1b2530", "#66717e", "#d9dee4", "#fefefe"
@@ -36,9 +46,9 @@ STYLE: Mapping[str, Any] = {
     "svg.hashsalt": "crosstraffic",
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "axes.labelsize": 9.0,
-    "axes.titlesize": 10.0,
+    "font.size": 10.0,
+    "axes.labelsize": 10.0,
+    "axes.titlesize": 11.0,
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
     "axes.edgecolor": LINE,
@@ -58,8 +68,8 @@ STYLE: Mapping[str, Any] = {
     "ytick.color": LINE,
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
     "figure.constrained_layout.use": True,
 }
 
@@ -74,6 +84,11 @@ def style() -> Iterator[None]:
 def colour(pattern: str) -> str:
     """Return a pattern's colour; grey for one that is not a parallelism of ours."""
     return COLOURS.get(pattern, OTHER)
+
+
+def ink_on(pattern: str) -> str:
+    """Return the ink that is legible on a pattern's colour."""
+    return "#10202c" if pattern in ("sp", "pp", "dp", "pd") else "#ffffff"
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -101,8 +116,14 @@ def seconds_axis(axis: Any, low: float, high: float) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
 
 
-def to_svg(figure: Figure) -> str:
-    """Return a figure as an ``<svg>`` element to put into a page: no outer references, no ids that could clash.
+def same_unit(top_s: float) -> FuncFormatter:
+    """Return a formatter that writes all ticks of a linear time axis in the unit that suits its end."""
+    factor, unit = next(((f, u) for f, u in ((1, "s"), (1e3, "ms")) if top_s * f >= 1), (1e6, "µs"))
+    return FuncFormatter(lambda value, _: f"{value * factor:g} {unit}")
+
+
+def to_svg(figure: Figure, prefix: str = "") -> str:
+    """Return a figure as an ``<svg>`` element to put into a page: no outer references, its ids under ``prefix``.
 
     Text stays text, in the page's font; neutral colours become the page's variables ``--ink``, ``--muted``,
     ``--line`` and ``--card``.
@@ -115,6 +136,7 @@ def to_svg(figure: Figure) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>', _open_tag, svg, count=1, flags=re.DOTALL)
     svg = re.sub(r' id="[^"]*_\d+"', "", svg)
+    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
     for ink, variable in _VARIABLES.items():
         svg = svg.replace(ink, variable)
     svg = re.sub(r"font: ([^;\"]*?) 'DejaVu Sans'[^;\"]*", r"font: \1 var(--font)", svg)

@@ -1,5 +1,6 @@
 """The parts a report page is made of, as values; the template only lays them out."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,8 @@ class Tile:
 
 def picture(figure: Figure, **fields: Any) -> Picture:
     """Turn a figure into a picture of the page."""
-    return Picture(svg=Markup(to_svg(figure)), **fields)  # noqa: S704 - matplotlib escapes the text it draws
+    prefix = f"f{hashlib.sha256(fields['alt'].encode()).hexdigest()[:8]}-"
+    return Picture(svg=Markup(to_svg(figure, prefix)), **fields)  # noqa: S704 - matplotlib escapes the text it draws
 
 
 def cell(name: str, value: Any) -> str:
@@ -97,6 +99,8 @@ def cell(name: str, value: Any) -> str:
             return format_seconds(float(value))
         if name.endswith(("_fraction", "_share", "_ape", "_90")):
             return f"{100 * float(value):.3g} %"
+        if name.endswith("slowdown"):
+            return f"{float(value):.2f}"
         if isinstance(value, float):
             return f"{value:.3g}"
     return str(value)

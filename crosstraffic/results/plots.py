@@ -1,6 +1,7 @@
 """Plots of a run. Each takes a tidy frame and returns a figure; the report shows each frame beneath its picture."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +18,13 @@ from crosstraffic.results.figures import (
     PAPER,
     bytes_axis,
     colour,
+    ink_on,
     new_figure,
+    same_unit,
     seconds_axis,
     style,
 )
-from crosstraffic.units import format_bytes, format_seconds
+from crosstraffic.units import format_bytes
 
 CADENCES: Mapping[str, tuple[str, str]] = {"isolated": ("o", "-"), "streaming": ("s", "--")}
 OUTLINE = "#e69f00"  # an interval on a dark or light bar
@@ -33,7 +36,7 @@ def plot_step_bytes(frame: pd.DataFrame) -> Figure:
     totals = frame.groupby(["step", "pattern"], sort=False)["wire_bytes"].sum()
     steps = list(dict.fromkeys(frame["step"]))
     with style():
-        figure = new_figure(520, 52 + 44 * len(steps))
+        figure = new_figure(430, 56 + 44 * len(steps))
         axes = figure.subplots()
         for index, step in enumerate(steps):
             part = totals[step]
@@ -41,9 +44,11 @@ def plot_step_bytes(frame: pd.DataFrame) -> Figure:
             for pattern in sorted(part.index, key=lambda name: list(COLOURS).index(name) if name in COLOURS else 99):
                 share = float(part[pattern]) / whole
                 axes.barh(index, share, left=left, height=0.58, color=colour(pattern), edgecolor=PAPER, linewidth=1.5)
-                if share > 0.09:
+                if share > 0.13:
                     text = f"{pattern} {share:.0%}"
-                    axes.text(left + share / 2, index, text, ha="center", va="center", color="#ffffff", weight="bold")
+                    axes.text(
+                        left + share / 2, index, text, ha="center", va="center", color=ink_on(pattern), weight="bold"
+                    )
                 left += share
             axes.text(1.015, index, format_bytes(whole), ha="left", va="center")
         axes.set_yticks(range(len(steps)), steps)
@@ -53,7 +58,7 @@ def plot_step_bytes(frame: pd.DataFrame) -> Figure:
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
         axes.grid(visible=False, axis="y")
         axes.spines[["left", "bottom"]].set_visible(False)
-        axes.set_xlabel("share of the bytes sent between ranks in one step; the total at the right")
+        axes.set_xlabel("share of the bytes in one step; the total at the right")
     return figure
 
 
@@ -66,7 +71,7 @@ def plot_groups(groups: Sequence[Sequence[int]], nodes: Sequence[int], *, column
     wide = min(columns, max((len(ranks) for ranks in by_node.values()), default=1))
     rows = {node: -(-len(ranks) // wide) for node, ranks in by_node.items()}
     height = sum(rows.values()) + 0.75 * len(rows)
-    cell = 30 if wide <= 4 else 24
+    cell = 36 if wide <= 4 else 26
     with style():
         figure = new_figure(max(cell * (wide + 0.6), 90), cell * (height + 0.1))
         figure.set_layout_engine("none")
@@ -75,7 +80,7 @@ def plot_groups(groups: Sequence[Sequence[int]], nodes: Sequence[int], *, column
         for node, ranks in by_node.items():
             frame = (-0.15, top + 0.42), wide + 0.3, rows[node] + 0.25
             axes.add_patch(FancyBboxPatch(*frame, boxstyle="round,pad=0,rounding_size=0.14", fc="none", ec=LINE))
-            axes.text(0.0, top + 0.3, f"node {node}", color=MUTED, fontsize=7.5, va="center")
+            axes.text(0.0, top + 0.3, f"node {node}", color=MUTED, fontsize=9, va="center")
             for place, rank in enumerate(ranks):
                 x, y = place % wide, top + 0.55 + place // wide
                 group = group_of.get(rank)
@@ -107,7 +112,7 @@ def plot_time_against_size(
     own = frame[(frame["stream"] == stream) & (frame["payload_bytes"] > 0) & frame["time_median_s"].notna()]
     ink = colour(pattern)
     with style():
-        figure = new_figure(330, 220)
+        figure = new_figure(330, 226)
         axes = figure.subplots()
         for size in real_bytes:
             axes.axvline(size, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -156,7 +161,7 @@ def plot_slowdowns(matrix: pd.DataFrame) -> Figure:
     """Draw a slowdown matrix: each row's stream, slowed by each column's (frame: ``slowdown_matrix``)."""
     count = len(matrix)
     with style():
-        figure = new_figure(120 + 48 * max(count, 2), 112 + 30 * max(count, 2))
+        figure = new_figure(130 + 38 * max(count, 2), 120 + 28 * max(count, 2))
         axes = figure.subplots()
         top = max(float(np.nanmax(matrix.to_numpy())) if matrix.notna().any(axis=None) else 1.0, 1.5)
         for row, stream in enumerate(matrix.index):
@@ -180,7 +185,7 @@ def plot_slowdowns(matrix: pd.DataFrame) -> Figure:
         axes.set_ylim(max(count, 1), 0)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("slowdown of the row's stream while the column's runs: time together / time alone")
+        axes.set_xlabel("slowdown of the row's stream while the column's runs")
     return figure
 
 
@@ -192,10 +197,11 @@ def plot_steps(table: pd.DataFrame, lanes: pd.DataFrame) -> Figure:
     steps = table["step"].tolist()
     num_rows = [int(count) + 2 for count in table["num_lanes"]]
     with style():
-        figure = new_figure(520, sum(26 * rows + 44 for rows in num_rows) + 8)
+        figure = new_figure(430, sum(26 * rows + 56 for rows in num_rows))
+        figure.set_layout_engine("constrained", h_pad=0.1)
         panels = figure.subplots(len(steps), 1, squeeze=False, gridspec_kw={"height_ratios": num_rows})[:, 0]
         for axes, step, rows, row in zip(panels, steps, num_rows, table.to_dict("records"), strict=True):
-            names = ["measured", "predicted", *(f"lane {lane + 1}, calls alone" for lane in range(rows - 2))]
+            names = ["measured", "predicted", *(f"lane {lane + 1}, alone" for lane in range(rows - 2))]
             for y, kind in enumerate(("measured", "predicted")):
                 middle = row["measured_median_s"] if y == 0 else row["predicted_s"]
                 low, high = (row["measured_low_s"], row["measured_high_s"]) if y == 0 else (row["low_s"], row["high_s"])
@@ -220,7 +226,7 @@ def plot_steps(table: pd.DataFrame, lanes: pd.DataFrame) -> Figure:
             axes.grid(visible=False, axis="y")
             axes.set_xlim(left=0)
             axes.xaxis.set_major_locator(MaxNLocator(5))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+            axes.xaxis.set_major_formatter(same_unit(axes.get_xlim()[1]))
     return figure
 
 
@@ -231,14 +237,16 @@ def plot_predicted(frame: pd.DataFrame, patterns: Mapping[str, str]) -> Figure:
     """
     good = frame[(frame["measured_s"] > 0) & (frame["predicted_s"] > 0)]
     with style():
-        figure = new_figure(460, 400)
+        figure = new_figure(430, 390)
         axes = figure.subplots()
         everything = np.concatenate([good["measured_s"], good["predicted_s"]])
         low, high = float(everything.min()) / 1.4, float(everything.max()) * 1.4
         ends = np.array([low, high])
         axes.fill_between(ends, ends / 1.2, ends * 1.2, color=MUTED, alpha=0.14, linewidth=0)
         axes.plot(ends, ends, color=MUTED, linewidth=1)
-        inks = np.array([colour(patterns.get(name, "other")) for name in good["stream"]], dtype=object)
+        whole = (good["kind"] == "step") | (good["stream"] == "*")
+        names = good["stream"].where(~whole, "")
+        inks = np.array([colour(patterns.get(name, "other")) if name else INK for name in names], dtype=object)
         held = good["held_out"].to_numpy(bool)
         axes.vlines(good["measured_s"], good["low_s"], good["high_s"], colors=inks.tolist(), linewidth=0.7, alpha=0.45)
         for kind, marker in MARKERS.items():
@@ -268,12 +276,12 @@ def plot_predicted(frame: pd.DataFrame, patterns: Mapping[str, str]) -> Figure:
     return figure
 
 
-def plot_validation(validation: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
+def plot_validation(validation: Mapping[str, Any]) -> Figure:
     """Draw each model's held-out error (median to 90th percentile) beside the repeat noise, in percent."""
-    rows = [("repeat noise", validation["noise"]), *validation["models"].items()]
-    rows = [(name, row) for name, row in rows if row.get("median_ape") is not None and row.get("p90_ape") is not None]
+    named: list[tuple[str, Mapping[str, Any]]] = [("repeat noise", validation["noise"]), *validation["models"].items()]
+    rows = [(name, row) for name, row in named if row.get("median_ape") is not None and row.get("p90_ape") is not None]
     with style():
-        figure = new_figure(460, 60 + 30 * len(rows))
+        figure = new_figure(430, 60 + 30 * len(rows))
         axes = figure.subplots()
         for y, (name, row) in enumerate(rows):
             ink = MUTED if name == "repeat noise" else COLOURS["tp"] if name == "ours" else COLOURS["pp"]

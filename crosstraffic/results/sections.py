@@ -13,6 +13,7 @@ from crosstraffic.results.plots import (
     plot_time_against_size,
 )
 from crosstraffic.results.store import Run
+from crosstraffic.results.summary import rate_text, time_text
 from crosstraffic.results.tables import (
     PATTERNS,
     larger_mixes,
@@ -134,7 +135,7 @@ def alone_section(run: Run, curves: pd.DataFrame | None) -> Section:
             {"cadence": "cadence", "payload_bytes": "size", "repeat": "visit", "time_median_s": "median"}
             | {"time_low_s": "low", "time_high_s": "high", "num_samples": "n"},
         )
-        span = f"{int(own['num_samples'].min())} to {int(own['num_samples'].max())} calls a point"
+        span = _span(own["num_samples"], "calls a point")
         alt = (
             f"Time per call of {stream.name} against payload, both cadences, "
             f"{format_bytes(float(own['payload_bytes'].min()))} to {format_bytes(float(own['payload_bytes'].max()))}."
@@ -148,15 +149,35 @@ def alone_section(run: Run, curves: pd.DataFrame | None) -> Section:
     if curves is not None and len(curves):
         legend += (("line", "var(--ink)", "fitted model with its interval"),)
     legend += (("dotted", "var(--muted)", "size in the model"),)
-    names = {"stream": "stream", "op": "op", "payload_bytes": "real size", "isolated_median_s": "isolated"}
-    names |= {"isolated_low_s": "low", "isolated_high_s": "high", "streaming_median_s": "streaming"}
-    names |= {"busbw_bytes_per_s": "busbw", "bottleneck_bytes_per_s": "busiest rank", "first_call_s": "first call"}
-    names |= {"worst_slowdown": "worst slowdown", "worst_by": "by"}
-    table = frame_table(stream_table(run), "Streams at their real sizes", names, is_open=True)
+    table = _streams_table(run)
     intro = f"Median time per call, with a 95 % interval of the median. All panels share their axes. {machine(run)}."
     if curves is None or curves.empty:
         intro += " No fitted model came with this report, so there are no lines."
     return Section(key="alone", title=title, intro=intro, legend=legend, pictures=tuple(pictures), tables=(table,))
+
+
+def _streams_table(run: Run) -> PageTable:
+    rows = [
+        {
+            "stream": row["stream"],
+            "op": row["op"],
+            "payload_bytes": row["payload_bytes"],
+            "isolated": time_text(row["isolated_median_s"], row["isolated_low_s"], row["isolated_high_s"]),
+            "streaming": time_text(row["streaming_median_s"], row["streaming_low_s"], row["streaming_high_s"]),
+            "rate": rate_text(row),
+            "first_call_s": row["first_call_s"],
+            "worst": "–" if pd.isna(row["worst_slowdown"]) else f"{row['worst_slowdown']:.2f} by {row['worst_by']}",
+        }
+        for row in stream_table(run).to_dict("records")
+    ]
+    names = {"stream": "stream", "op": "op", "payload_bytes": "real size", "isolated": "isolated [95 %]"}
+    names |= {"streaming": "streaming [95 %]", "rate": "rate", "first_call_s": "first call", "worst": "worst slowdown"}
+    return frame_table(pd.DataFrame(rows), "Streams at their real sizes", names, is_open=True)
+
+
+def _span(counts: pd.Series, what: str) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low} {what}" if low == high else f"{low} to {high} {what}"
 
 
 def together_section(run: Run) -> Section:
@@ -168,7 +189,7 @@ def together_section(run: Run) -> Section:
         found = pairs(run, mode)
         if matrix.empty or not matrix.notna().any(axis=None):
             continue
-        worst = found.loc[found["slowdown"].idxmax()]
+        worst = found.dropna(subset=["slowdown"]).sort_values("slowdown").iloc[-1]
         table = frame_table(
             found,
             f"Pairs, {mode}",
@@ -219,7 +240,7 @@ def steps_section(run: Run, predictions: pd.DataFrame | None) -> Section:
     names = {"step": "step", "measured_median_s": "measured", "measured_low_s": "low", "measured_high_s": "high"}
     names |= {"num_samples": "n", "alone_s": "longest lane, calls alone", "predicted_s": "predicted"}
     names |= {"low_s": "predicted low", "high_s": "predicted high", "status": "status", "why": "why"}
-    samples = f"n = {int(table['num_samples'].min())} to {int(table['num_samples'].max())} steps"
+    samples = f"n = {_span(table['num_samples'], 'steps')}"
     shown = picture(
         plot_steps(table, lanes),
         alt=f"Bars of whole steps: {words}.",

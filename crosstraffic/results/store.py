@@ -29,7 +29,8 @@ def _first_error(error: ValidationError) -> str:
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
-def _write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file in one step: a reader sees the old one or the new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with scratch.open("wb") as file:
         file.write(content)
@@ -100,7 +101,7 @@ class RunFolder:
         info = run if isinstance(run, RunInfo) else RunInfo.model_validate(dict(run))
         if info.run_id != self.run_id:
             raise ValueError(f"run_id must be that of the folder: {info.run_id}, folder {self.run_id}")
-        _write_atomic(self.path / "run.json", (info.model_dump_json(indent=2) + "\n").encode())
+        write_atomic(self.path / "run.json", (info.model_dump_json(indent=2) + "\n").encode())
         return info
 
     def append(self, record: Record) -> None:
@@ -125,7 +126,7 @@ class RunFolder:
         """Write a text file (report.html, model.json) into the folder in one step; return its path."""
         if not _SAFE_NAME.fullmatch(name):
             raise ValueError(f"a file name is letters, digits, '.', '_' and '-': {name!r}")
-        _write_atomic(self.path / name, text.encode())
+        write_atomic(self.path / name, text.encode())
         return self.path / name
 
 

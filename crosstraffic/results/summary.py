@@ -1,5 +1,6 @@
 """What a run found, as tables for a terminal."""
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -57,6 +58,27 @@ def summary_table(run: Run) -> "Table":
         ]
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def summary_data(run: Run) -> dict[str, Any]:
+    """Return the same as JSON types, absent numbers as null: status, streams, steps."""
+
+    def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+        return rows
+
+    info = run.info
+    return {
+        "schema_version": info.schema_version,
+        "run_id": info.run_id,
+        "folder": str(run.path),
+        "status": info.status,
+        "why": info.why,
+        "num_records": len(run.frame),
+        "measured_share": info.measured_share,
+        "streams": plain(stream_table(run)),
+        "steps": plain(step_table(run, None)),
+    }
 
 
 def steps_table(run: Run, predictions: pd.DataFrame | None = None) -> "Table":

@@ -80,7 +80,7 @@ def worst_pair(run: Run) -> dict[str, Any] | None:
     for mode in ("steady", "one_shot"):
         found = pairs(run, mode).dropna(subset=["slowdown"])
         if len(found):
-            worst: dict[str, Any] = found.loc[found["slowdown"].idxmax()].to_dict()
+            worst = found.sort_values("slowdown").iloc[-1].to_dict()
             return {str(key): value for key, value in worst.items()} | {"mode": mode}
     return None
 
@@ -113,7 +113,7 @@ def stream_table(run: Run) -> pd.DataFrame:
         row["first_call_s"] = first.iloc[0] if len(first) else np.nan
         felt = steady[steady["stream"] == stream.name]
         row["worst_slowdown"] = felt["slowdown"].max() if len(felt) else np.nan
-        row["worst_by"] = felt.loc[felt["slowdown"].idxmax(), "other"] if len(felt) else None
+        row["worst_by"] = felt.sort_values("slowdown")["other"].iloc[-1] if len(felt) else None
         rows.append(row)
     return pd.DataFrame(rows)
 

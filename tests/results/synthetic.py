@@ -261,7 +261,7 @@ def make_run(
         aliases={"tp.mlp_output": "tp.attention_output"},
         real_sizes={renamed.get(s.name, s.name): [s.payload_bytes] for s in mine},
         steps=[step_to_dict(step) for step in measured_steps],
-        plan={"num_points": 300, "seed": 1, "budget_s": 110.0},
+        plan={"num_points": len({record.point for record in records}), "seed": 1, "budget_s": 110.0},
         clocks=[
             {"rank": r, "offset_s": 0.005 * r, "drift": 1e-7 * r, "at_s": 1.0, "error_s": 3e-7}
             for r in range(num_ranks)
@@ -324,6 +324,10 @@ def validation() -> dict[str, Any]:
         "noise": {"median_ape": 0.031, "p90_ape": 0.094},
         "models": {"ours": row(0.052, 0.148, 0.91), "alpha_beta": row(0.127, 0.41, 0.62)}
         | {"linear": row(0.38, 1.9, 0.31), "loglog": row(0.081, 0.22, 0.87)},
+        "kinds": {
+            "sizes": {"models": {"ours": row(0.052, 0.148, 0.91)}, "in_sample": False},
+            "pairs": {"models": {"ours": row(0.04, 0.1, 0.95)}, "in_sample": True},
+        },
         "by_op": {"all_reduce": row(0.04, 0.1, 0.93, 40), "all_to_all_v": row(0.06, 0.17, 0.9, 80)},
         "by_size": {"under 4 KiB": row(0.05, 0.14, 0.9, 70), "4 KiB to 1 MiB": row(0.05, 0.15, 0.92, 80)},
     }
