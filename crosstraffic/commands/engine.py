@@ -1,23 +1,24 @@
-"""Which engine's rank order and rules a command goes by: the one asked for, else the first that runs the layout."""
+"""Which engine's rank order and rules a command goes by: the one asked for, else vLLM, else Megatron-Core."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
 Planned = TypeVar("Planned")
+DEFAULTS = ("vllm", "megatron")
 
 
 def plan_with(framework: str | None, plan: Callable[[str], Planned]) -> tuple[str, Planned]:
-    """Plan by one engine; without a name, by the first of all engines that does not refuse (vLLM first).
+    """Plan by one engine; without a name, by vLLM, or by Megatron-Core where vLLM refuses (context parallelism of GQA).
+
+    Both count ranks alike, so degrees that do not fit a world are refused by both.
 
     Raises:
-        ValueError: the engine refuses; if all do, what the first one says.
+        ValueError: the engine refuses; if both do, what vLLM says.
     """
-    from crosstraffic.patterns.layout import FRAMEWORKS
-
     if framework is not None:
         return framework, plan(framework)
     refusals: list[ValueError] = []
-    for name in FRAMEWORKS:
+    for name in DEFAULTS:
         try:
             return name, plan(name)
         except ValueError as error:

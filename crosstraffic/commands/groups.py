@@ -19,7 +19,9 @@ def groups(
     world: Annotated[int | None, typer.Option("--world", help="Ranks; fills dp if --layout does not name it.")] = None,
     framework: Annotated[
         str | None,
-        typer.Option("--framework", help="vllm, megatron, sglang, tensorrt_llm; default the first that runs it."),
+        typer.Option(
+            "--framework", help="vllm, megatron, sglang or tensorrt_llm; default vllm, or megatron where vllm refuses."
+        ),
     ] = None,
     order: Annotated[
         str | None, typer.Option("--order", help="Megatron-Core's order, leftmost fastest; default tp-cp-ep-dp-pp.")

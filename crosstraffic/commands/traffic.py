@@ -28,7 +28,9 @@ def traffic(
     ] = None,
     framework: Annotated[
         str | None,
-        typer.Option("--framework", help="vllm, megatron, sglang, tensorrt_llm; default the first that runs it."),
+        typer.Option(
+            "--framework", help="vllm, megatron, sglang or tensorrt_llm; default vllm, or megatron where vllm refuses."
+        ),
     ] = None,
     decode_layout: Annotated[
         str | None, typer.Option("--decode-layout", help="Handoff: degrees of the decode pool; default as --layout.")
@@ -200,7 +202,7 @@ def _print_table(data: "Mapping[str, Any]", layout: str) -> None:
 
     from crosstraffic.units import format_bytes
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(f"{data['model']}, {layout}, {data['phase']}, as {data['framework']} does it", style="bold")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for name in ("stream", "op"):

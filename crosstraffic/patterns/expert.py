@@ -24,6 +24,7 @@ class Messages:
     dispatch_formula: str
     combine_formula: str
     dispatch_dtype: str | None
+    combine_dtype: str | None
     source: str
 
 
@@ -34,6 +35,7 @@ BACKENDS: Mapping[str, Messages] = {
         dispatch_formula="T * k * (16 + H + 4 * H / 128)",
         combine_formula="T * k * 2 * H",
         dispatch_dtype="float8_e4m3",
+        combine_dtype="bfloat16",
         source=_DEEPEP,
     ),
     "deepep_low_latency_bf16": Messages(
@@ -42,6 +44,7 @@ BACKENDS: Mapping[str, Messages] = {
         dispatch_formula="T * k * (16 + 2 * H)",
         combine_formula="T * k * 2 * H",
         dispatch_dtype="bfloat16",
+        combine_dtype="bfloat16",
         source=_DEEPEP,
     ),
     "alltoall": Messages(
@@ -50,13 +53,17 @@ BACKENDS: Mapping[str, Messages] = {
         dispatch_formula="T * k * (H * b + 4)",
         combine_formula="T * k * H * b",
         dispatch_dtype=None,
+        combine_dtype=None,
         source="Megatron-LM @ d98e8a64ddf3 token_dispatcher.py MoEAlltoAllTokenDispatcher",
     ),
 }
 
 
 def backend(setting: Setting) -> str:
-    """Return the dispatcher: what was asked, else the one that each engine uses for expert parallelism at scale."""
+    """Return the dispatcher: what was asked, else the one that each engine uses for expert parallelism at scale.
+
+    The low-latency dispatcher sends one message per (token, expert) in prefill too; nothing is de-duplicated.
+    """
     if setting.workload.expert_backend is not None:
         return setting.workload.expert_backend
     if setting.framework in ("megatron", "tensorrt_llm"):
@@ -150,6 +157,7 @@ def expert_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             formula=f"{messages.combine_formula}, all that a rank's experts got",
             source=messages.source,
             rule=back,
+            dtype=messages.combine_dtype,
         ),
     ]
     if setting.framework == "megatron":

@@ -171,10 +171,14 @@ def _number(config: Mapping[str, Any], field: str) -> int | None:
 def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     first_dense = _number(config, "first_dense") or 0
     frequency = config.get("moe_layer_freq", 1)
+    for key in ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step"):
+        value = config.get(key)
+        if not (value is None or isinstance(value, int) or (key == "moe_layer_freq" and isinstance(value, list))):
+            raise ValueError(f"{key} must be a whole number: {value!r}")
+    if not isinstance(config.get("mlp_only_layers") or [], list):
+        raise ValueError(f"mlp_only_layers must be a list: {config['mlp_only_layers']!r}")
     if isinstance(frequency, list):
         return tuple(layer for layer, is_moe in enumerate(frequency[:num_layers]) if is_moe)
-    if isinstance(config.get("moe_layers"), list):
-        return tuple(config["moe_layers"])
     step = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
     dense = set(config.get("mlp_only_layers") or ())
     return tuple(

@@ -123,6 +123,11 @@ def test_linear_attention_holds_no_growing_cache(tmp_path):
         pytest.param(LLAMA | {"num_experts": 4, "num_experts_per_tok": 8}, "top_k must be between", id="top-k"),
         pytest.param(LLAMA | {"torch_dtype": "int3"}, "unknown dtype", id="dtype"),
         pytest.param([], "not a JSON object", id="list"),
+        pytest.param(
+            LLAMA | {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": "2"},
+            "decoder_sparse_step must be a whole number",
+            id="step",
+        ),
     ],
 )
 def test_bad_configurations_say_what_is_wrong(tmp_path, config, message):

@@ -117,6 +117,7 @@ def test_groups_follow_an_order_string():
         (("groups", "--world", "16", "--layout", "tp=3"), "not divisible"),
         (("groups", "--world", "16", "--layout", "tp=4,dp=2"), "do not multiply to the world"),
         (("groups", "--world", "16", "--layout", "tp=8", "--framework", "sglang"), "do not multiply to the world"),
+        (("groups", "--world", "8", "--layout", "tp=8,dp=2"), "do not multiply to the world"),
         (("groups", "--world", "-1", "--layout", "tp=1"), "world must be"),
         (("groups", "--layout", "tp=2", "--framework", "vllm", "--order", "tp-dp"), "belongs to megatron only"),
     ],
