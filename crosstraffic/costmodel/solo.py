@@ -175,15 +175,15 @@ def _solve(problem: _Problem) -> tuple[Floats, float]:
     total = problem.steps.sum(axis=2).max(axis=1)
     latency = [float(np.log((time / np.maximum(total, 1)).min()))] * len(problem.tiers)
     bound = [float(np.log((problem.bytes[:, link] / time).max())) for link in problem.links]
-    coarse = []
+    coarse: list[tuple[float, int, Floats]] = []
     for wider in itertools.product((0.0, 1.2), repeat=len(bound)):
         if not all(wider):
             start = np.concatenate([latency, np.array(bound) + np.array(wider), np.zeros(2 * problem.num_families)])
-            found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=8)
+            found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=40, ftol=1e-5)
             coarse.append((float(found.cost), len(coarse), found.x))
     best, best_cost = np.zeros(0), np.inf
     for _, _, start in sorted(coarse, key=lambda row: row[:2])[:2]:
-        found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=100, xtol=1e-10, ftol=1e-12)
+        found = least_squares(problem.errors, start, loss="soft_l1", x_scale=0.3, max_nfev=200, xtol=1e-10, ftol=1e-12)
         if found.cost < best_cost * (1 - 1e-9):
             best, best_cost = found.x, float(found.cost)
     return best, best_cost
