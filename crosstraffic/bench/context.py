@@ -24,6 +24,31 @@ class Heart(Protocol):
     def call(self, point: int, stream: int, call: int) -> None: ...
 
 
+MAX_MIX = 32  # streams that can be measured together
+
+
+def open_agreement(transport: Transport) -> Operation:
+    """Prepare what ranks use to agree on the end of a loop: an all_gather of ``MAX_MIX`` int64 a rank, all ranks."""
+    world = transport.world_size
+    stream = Stream(
+        name="agreement",
+        pattern="control",
+        op="all_gather",
+        phase="prefill",
+        groups=(tuple(range(world)),),
+        payload_bytes=8 * MAX_MIX * world,
+        calls_per_step=1,
+        dtype="int64",
+        formula="8 bytes a stream and rank",
+        source="control traffic of the measurement itself",
+    )
+    channel = transport.open_channel(stream)
+    exchange = exchange_for(stream, transport.rank, stream.payload_bytes)
+    if channel is None or exchange is None:
+        raise ValueError(f"rank {transport.rank} is not in a group of all {world} ranks")
+    return channel.prepare(exchange)
+
+
 @dataclass(slots=True, kw_only=True)
 class RankContext:
     """One rank's means of measuring. ``clocks`` lives on rank 0 only."""
@@ -32,6 +57,7 @@ class RankContext:
     scenario: Scenario
     channels: Mapping[str, Channel | None]
     clocks: Clocks | None
+    agreement: Operation
     heart: Heart
     nodes: tuple[int, ...]
     started_s: float

@@ -9,7 +9,7 @@ import numpy as np
 
 from crosstraffic.bench.alone import Sample, first_call, measure_alone
 from crosstraffic.bench.clocks import Clocks, synchronise
-from crosstraffic.bench.context import RankContext
+from crosstraffic.bench.context import RankContext, open_agreement
 from crosstraffic.bench.plan import Point
 from crosstraffic.bench.recording import (
     Span,
@@ -77,6 +77,7 @@ def run_plan(
         scenario=scenario,
         channels=channels,
         clocks=None,
+        agreement=open_agreement(transport),
         heart=heart,
         nodes=nodes,
         started_s=begun,
@@ -111,7 +112,7 @@ def _measure(
     guesses = _Guesses()
     synchronised_s = transport.now_s()
     weights_left = [*np.cumsum([point.weight for point in reversed(plan)])[::-1], 0.0]
-    index = 0
+    index, seconds_left = 0, 0.0
     while True:
         header = None
         if context.is_root:
@@ -120,7 +121,7 @@ def _measure(
             while index < len(plan) and (why := _impossible(plan[index], guesses, left, available_bytes, scenario)):
                 _keep(folder, outcome, failed_records(context, plan[index], *why, elapsed))
                 index += 1
-            heart.progress(index, len(plan), max(left, 0.0) if index < len(plan) else 0.0)
+            seconds_left = max(left, 0.0) if index < len(plan) else 0.0
             outcome.interrupted = heart.should_stop()
             due = transport.now_s() - synchronised_s > CLOCK_EVERY_S
             going = index < len(plan) and not outcome.interrupted
@@ -129,6 +130,7 @@ def _measure(
                 slot = max(left, 0.05) * plan[index].weight / float(weights_left[index])
             header = _HEADER.pack(index if going else -1, slot, int(due))
         index, slot_s, due_now = _HEADER.unpack(transport.broadcast(header))
+        heart.progress(index if index >= 0 else len(plan), len(plan), seconds_left)
         if index < 0:
             break
         if due_now:

@@ -77,20 +77,25 @@ def mixes(scenario: Scenario) -> tuple[tuple[str, ...], ...]:
     if together == "none":
         return ()
     if together != "pairs":
-        for mix in together:
-            unknown = [name for name in mix if name not in names]
-            if unknown:
-                raise ValueError(f"mix {'+'.join(mix)} names unknown streams {unknown}; known: {', '.join(names)}")
-            if len(set(mix)) != len(mix) or len(mix) < 2:
-                raise ValueError(f"mix {'+'.join(mix)} needs at least two different streams")
-        return tuple(together)
+        return _checked(together, names)
     pairs = list(itertools.combinations(names, 2))
     triples = list(itertools.combinations(names, 3))
-    if triples:
-        patterns = {stream.name: stream.pattern for stream in scenario.streams}
-        triples.sort(key=lambda triple: -len({patterns[name] for name in triple}))
-        triples = triples[: scenario.measure.num_triples]
-    return (*pairs, *triples)
+    wanted = scenario.measure.triples
+    if not isinstance(wanted, int):
+        return (*pairs, *_checked(wanted, names))
+    patterns = {stream.name: stream.pattern for stream in scenario.streams}
+    triples.sort(key=lambda triple: -len({patterns[name] for name in triple}))
+    return (*pairs, *triples[: max(wanted, 0)])
+
+
+def _checked(wanted: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    for mix in wanted:
+        unknown = [name for name in mix if name not in names]
+        if unknown:
+            raise ValueError(f"mix {'+'.join(mix)} names unknown streams {unknown}; known: {', '.join(names)}")
+        if len(set(mix)) != len(mix) or len(mix) < 2:
+            raise ValueError(f"mix {'+'.join(mix)} needs at least two different streams")
+    return tuple(wanted)
 
 
 def _alone(scenario: Scenario) -> list[Point]:

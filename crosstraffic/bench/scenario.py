@@ -76,7 +76,7 @@ class MeasureSpec(_Spec):
     max_size: Size = 2**24
     cadences: tuple[Literal["isolated", "streaming"], ...] = ("isolated", "streaming")
     together: Literal["pairs", "none"] | tuple[tuple[str, ...], ...] = "pairs"
-    num_triples: int = Field(default=1, ge=0)
+    triples: int | tuple[tuple[str, str, str], ...] = 1
     modes: tuple[Literal["steady", "one_shot"], ...] = ("steady", "one_shot")
     steps: bool = True
     target: float = Field(default=0.04, gt=0, lt=1)

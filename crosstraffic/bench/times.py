@@ -43,13 +43,10 @@ class Window:
     overlap_fraction: float
 
 
-def steady_window(
-    starts: Sequence[Floats], ends: Sequence[Floats], groups: Sequence[Sequence[Sequence[int]]]
-) -> Window:
-    """Find the window of a steady mix; a stream is active until the first of its groups has made its last call."""
+def steady_window(starts: Sequence[Floats], ends: Sequence[Floats], free_until_s: float) -> Window:
+    """Find the window of a steady mix: all streams have begun, and no rank has held one back yet to end."""
     begins = [float(np.nanmin(start)) for start in starts]
-    stops = [min(float(np.nanmax(end[:, list(group)])) for group in own) for end, own in zip(ends, groups, strict=True)]
-    begin, stop = max(begins), min(stops)
+    begin, stop = max(begins), min(free_until_s, *(float(np.nanmax(end)) for end in ends))
     whole = max(float(np.nanmax(end)) for end in ends) - min(begins)
     return Window(begin_s=begin, end_s=stop, overlap_fraction=max(0.0, stop - begin) / whole if whole > 0 else 0.0)
 

@@ -6,6 +6,7 @@ Times are local clock readings, one row a call; they become times on one clock i
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,36 +73,91 @@ def streaming(transport: Transport, operation: Operation | None, count: int, bea
     return times
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looped:
+    """Calls of streams that looped at once on one rank: ``times[i]`` is ``[num_calls, 2]``, equal counts on all ranks.
+
+    ``free_until_s`` is when this rank first thought of ending: until then it held no stream back.
+    """
+
+    times: tuple[Floats, ...]
+    free_until_s: float
+
+
 def loops(
-    transport: Transport, operations: Sequence[Operation | None], counts: Sequence[int], beat: Beat
-) -> list[Floats]:
-    """Loop several streams at once after one barrier, each restarted the moment it ends, ``counts[i]`` calls of it."""
-    times = [empty_times(count) for count in counts]
-    active = [index for index, operation in enumerate(operations) if operation is not None and counts[index] > 0]
-    running = [operation for index in active if (operation := operations[index]) is not None]
-    done = [0] * len(counts)
+    transport: Transport,
+    operations: Sequence[Operation | None],
+    agreement: Operation,
+    duration_s: float,
+    margins: Sequence[int],
+    beat: Beat,
+) -> Looped:
+    """Loop several streams at once for about ``duration_s``, each restarted the moment it ends, to an agreed end.
+
+    Ranks must make the same number of calls of a stream. When a rank's time is up it tells the others, through the
+    ``agreement`` (an all_gather of one int64 a stream), how many calls it has started, and goes on by at most
+    ``margins[i]`` calls until it knows the largest number; everyone then ends at that number plus the margin.
+    """
+    num_streams = len(operations)
+    begins: list[list[float]] = [[] for _ in operations]
+    ends: list[list[float]] = [[] for _ in operations]
+    limits: list[float] = [0 if operation is None else np.inf for operation in operations]
     now, wait_any = transport.now_s, transport.wait_any
+    running: list[Operation] = []
+    owners: list[int] = []
+
+    def restart() -> None:
+        for index, operation in enumerate(operations):
+            if operation is not None and index not in owners and len(begins[index]) < limits[index]:
+                beat(len(begins[index]))
+                begins[index].append(now())
+                operation.start()
+                running.append(operation)
+                owners.append(index)
+
     transport.barrier()
+    deadline_s = now() + duration_s
+    free_until_s = 0.0
+    asked = False
     with quiet():
-        for place, index in enumerate(active):
-            beat(0)
-            times[index][0, 0] = now()
-            running[place].start()
-        while active:
+        restart()
+        while True:
+            if not asked and (not running or now() >= deadline_s):
+                asked, free_until_s = True, now()
+                mine = np.frombuffer(agreement.send, dtype=np.int64)
+                mine[:num_streams] = [len(started) for started in begins]
+                limits = [len(started) + margin for started, margin in zip(begins, margins, strict=True)]
+                agreement.start()
+                running.append(agreement)
+                owners.append(-1)
+            if not running:
+                break
             place = wait_any(running)
             end = now()
-            index = active[place]
-            call = done[index]
-            times[index][call, 1] = end
-            call += 1
-            done[index] = call
-            if call == counts[index]:
-                del active[place], running[place]
+            index = owners[place]
+            if index < 0:
+                del running[place], owners[place]
+                every = np.frombuffer(agreement.receive, dtype=np.int64).reshape(-1, mine.size)
+                limits = [
+                    int(most) + margin for most, margin in zip(every.max(axis=0)[:num_streams], margins, strict=True)
+                ]
+                restart()
                 continue
-            beat(call)
-            times[index][call, 0] = now()
-            running[place].start()
-    return times
+            ends[index].append(end)
+            if len(begins[index]) < limits[index]:
+                operation = running[place]
+                beat(len(begins[index]))
+                begins[index].append(now())
+                operation.start()
+                continue
+            del running[place], owners[place]
+    times = []
+    for index, operation in enumerate(operations):
+        rows = empty_times(int(limits[index]))
+        if operation is not None:
+            rows[:, 0], rows[:, 1] = begins[index], ends[index]
+        times.append(rows)
+    return Looped(times=tuple(times), free_until_s=free_until_s)
 
 
 def one_shot(transport: Transport, operations: Sequence[Operation | None], beat: Beat, call: int) -> Floats:

@@ -29,8 +29,8 @@ from crosstraffic.results.record import Mismatch
 ROUNDS = 2  # of alone and together segments, interleaved
 MAX_ROUNDS = 5
 MIN_OVERLAP = 0.9
-MIN_LOOPS = 8
-MAX_LOOPS = 3000
+MIN_LOOPS, MAX_LOOPS = 8, 3000
+AGREEMENT_S = 0.003  # what ranks may need to agree on the end of a loop
 ONE_SHOT_CALLS = (6, 30)  # at least, at most
 
 
@@ -81,14 +81,12 @@ def measure_steady(
 ) -> MixSample | None:
     """Measure a mix in its steady state within about ``slot_s``; ``alone_s`` are first guesses of each call's time."""
     names, operations, shared = _prepare(context, point)
-    groups = [context.stream(name).groups for name in names]
     begun = context.transport.now_s()
-    window_s = slot_s / (ROUNDS * (len(names) + 1) + 1)
+    num_segments = len(names) + 1
     parts = [Part() for _ in names]
     mismatches: list[Mismatch | None] = []
     order = random.Random(int(point.key, 16))
-    rates = [1.0 / (max(time_s, 1e-7) * len(names)) for time_s in alone_s]
-    alone_guess = list(alone_s)
+    guesses = list(alone_s)
     overlaps: list[float] = []
     together_s = 0.0
     good_rounds, rounds = 0, 0
@@ -99,32 +97,33 @@ def measure_steady(
         order.shuffle(segments)
         for segment in segments:
             if segment < len(names):
-                _alone_segment(context, names, operations, segment, window_s, alone_guess, parts, mismatches)
+                window_s = slot_s / (ROUNDS * num_segments)
+                _alone_segment(context, names, operations, segment, window_s, guesses, parts, mismatches)
                 continue
-            counts = [int(np.clip(np.ceil(rate * window_s), MIN_LOOPS, MAX_LOOPS)) for rate in rates]
-            counts = [context.decide(count)[0] for count in counts]
-            times = _mixed(context, names, operations, counts, mismatches)
-            if times is None:
+            slowest_s = len(names) * max(guesses)
+            window_s = max(slot_s / (ROUNDS * num_segments), min(MIN_LOOPS * slowest_s, slot_s))
+            margins = [2 + int(AGREEMENT_S / max(time_s, 1e-7)) for time_s in guesses]
+            mixed = _mixed(context, names, operations, window_s, margins, mismatches)
+            if mixed is None:
                 continue
-            starts, ends = zip(*(split(part) for part in times), strict=True)
-            window = steady_window(starts, ends, groups)
+            starts, ends = zip(*(split(part) for part in mixed[0]), strict=True)
+            window = steady_window(starts, ends, mixed[1])
             overlaps.append(window.overlap_fraction)
-            if window.overlap_fraction >= MIN_OVERLAP:
-                good_rounds += 1
-                together_s += window.end_s - window.begin_s
+            if window.overlap_fraction < MIN_OVERLAP:
+                continue
+            good_rounds += 1
+            together_s += window.end_s - window.begin_s
             for index, part in enumerate(parts):
                 kept = inside(starts[index], ends[index], window)
-                calls = max(kept.stop - kept.start, 1)
-                rates[index] = calls / max(window.end_s - window.begin_s, 1e-6)
-                if window.overlap_fraction >= MIN_OVERLAP and kept.stop - kept.start >= 2:
+                if kept.stop - kept.start >= 2:
                     part.starts.append(starts[index][kept])
                     part.ends.append(ends[index][kept])
                     part.times.append(streaming_times(ends[index][kept]))
                     part.local.append(local_times(starts[index][kept], ends[index][kept]))
         if context.is_root:
             spent = context.transport.now_s() - begun
-            enough = good_rounds >= ROUNDS and min((sum(map(len, part.times)) for part in parts), default=0) >= 6
-            late = spent > slot_s and good_rounds >= 1
+            enough = good_rounds >= ROUNDS and min(_num_calls(part) for part in parts) >= MIN_LOOPS
+            late = spent > 1.5 * slot_s and good_rounds >= 1
             going = int(not (enough or late or rounds >= MAX_ROUNDS or stopping()))
         going, _ = context.decide(going)
     worst = context.first_mismatch(mismatches)
@@ -134,8 +133,8 @@ def measure_steady(
     invalid = shared
     if invalid is None and good_rounds == 0:
         invalid = f"streams overlapped {best:.0%} of the time, at least {MIN_OVERLAP:.0%} is needed"
-    if invalid is None and min(sum(map(len, part.times)) for part in parts) == 0:
-        invalid = "no stream call lay wholly inside the window in which all streams were active"
+    if invalid is None and min(_num_calls(part) for part in parts) == 0:
+        invalid = "a stream made no call that lay wholly inside the window in which all streams were active"
     return MixSample(
         parts=tuple(parts),
         whole=np.empty(0),
@@ -145,6 +144,10 @@ def measure_steady(
         num_verified=len(mismatches) if context.scenario.measure.verify else 0,
         mismatch=worst,
     )
+
+
+def _num_calls(part: Part) -> int:
+    return sum(map(len, part.times))
 
 
 def measure_one_shot(
@@ -188,11 +191,11 @@ def measure_one_shot(
     if times is None:
         return None
     times = times[:, 1:]
-    overlaps, whole = [], []
-    for cycle in range(times.shape[1]):
-        starts, ends = times[:, cycle, :, 0].T, times[:, cycle, :, 1].T
-        overlaps.append(one_shot_overlap(starts, ends))
-        whole.append(float(np.nanmax(ends) - np.nanmin(starts)))
+    overlaps = np.array([one_shot_overlap(cycle[..., 0].T, cycle[..., 1].T) for cycle in times.swapaxes(0, 1)])
+    overlapped = overlaps >= MIN_OVERLAP
+    if overlapped.mean() >= 0.5:  # calls that another process kept apart tell nothing about the streams
+        times, overlaps = times[:, overlapped], overlaps[overlapped]
+    whole = np.nanmax(times[..., 1], axis=(0, 2)) - np.nanmin(times[..., 0], axis=(0, 2))
     for index, part in enumerate(parts):
         starts, ends = split(times[:, :, index])
         first = np.nanmin(times[..., 0], axis=(0, 2))
@@ -213,8 +216,8 @@ def measure_one_shot(
         invalid = f"the shorter stream ran {overlap:.0%} of its time beside the other, {MIN_OVERLAP:.0%} is needed"
     return MixSample(
         parts=tuple(parts),
-        whole=np.array(whole),
-        together_s=float(sum(whole)),
+        whole=whole,
+        together_s=float(whole.sum()),
         overlap_fraction=overlap,
         invalid=invalid,
         num_verified=len(mismatches) if context.scenario.measure.verify else 0,
@@ -269,11 +272,20 @@ def _mixed(
     context: RankContext,
     names: Sequence[str],
     operations: Sequence[Operation | None],
-    counts: Sequence[int],
+    duration_s: float,
+    margins: Sequence[int],
     mismatches: list[Mismatch | None],
-) -> list[Floats] | None:
+) -> tuple[list[Floats], float] | None:
+    """Loop all streams; return each one's calls ``[world, num_calls, 2]`` and when the first rank thought of ending."""
+    duration_s = context.decide(0, duration_s)[1]
+    margins = [context.decide(margin)[0] for margin in margins]
     tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
-    local = timing.loops(context.transport, operations, counts, context.beat_for(names[0]))
-    mismatches += _check(context, names, operations, tags, max(counts) - 1)
-    gathered = [context.synchronised(times) for times in local]
-    return None if gathered[0] is None else [times for times in gathered if times is not None]
+    looped = timing.loops(
+        context.transport, operations, context.agreement, duration_s, margins, context.beat_for(names[0])
+    )
+    mismatches += _check(context, names, operations, tags, max(len(times) for times in looped.times) - 1)
+    free = context.synchronised(np.array([[looped.free_until_s, looped.free_until_s]]))
+    gathered = [context.synchronised(times) for times in looped.times]
+    if free is None:
+        return None
+    return [times for times in gathered if times is not None], float(free.min())

@@ -5,11 +5,22 @@ import sys
 import traceback
 from pathlib import Path
 
-from crosstraffic.bench.heartbeat import Heartbeat
+from crosstraffic.bench.heartbeat import Heart, State, stop_requested
 from crosstraffic.bench.open import open_transport
 from crosstraffic.bench.ranks import identify
 from crosstraffic.bench.session import run_rank, take_up
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused
+
+
+class WorkerHeart(Heart):
+    """A heart whose rank also looks whether the command asked the run to end."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        super().__init__(run_dir, rank)
+        self._run_dir = run_dir
+
+    def should_stop(self) -> bool:
+        return stop_requested(self._run_dir)
 
 
 def main(arguments: list[str]) -> int:
@@ -18,22 +29,21 @@ def main(arguments: list[str]) -> int:
     identity = identify(os.environ)
     if identity is None:
         raise EnvironmentRefused("no launcher told this process its rank; start ranks with crosstraffic run")
-    with Heartbeat.create(folder, identity.rank) as heart:
+    with WorkerHeart(folder, identity.rank) as heart:
         try:
             session = take_up(folder)
             transport = open_transport(session.transport_name, identity)
             run_rank(session, transport, heart)
-            heart.finished()
+            heart.state(State.FINISHED)
             transport.close()
-        except CrosstrafficError as error:
-            heart.failed()
-            print(f"rank {identity.rank}: {error}", file=sys.stderr, flush=True)
-            os._exit(error.exit_code)
-        except Exception:  # the others wait in a call that will never end: this rank must go, at once and loudly
-            heart.failed()
-            traceback.print_exc()
+        except BaseException as error:  # the others wait in a call that will not end: go at once, and loudly
+            heart.state(State.FAILED)
+            if isinstance(error, CrosstrafficError):
+                print(f"rank {identity.rank}: {error}", file=sys.stderr)
+            else:
+                traceback.print_exc()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(error.exit_code if isinstance(error, CrosstrafficError) else 1)
     return 0
 
 
