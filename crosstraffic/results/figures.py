@@ -91,6 +91,15 @@ def ink_on(pattern: str) -> str:
     return "#10202c" if pattern in ("sp", "pp", "dp", "pd") else "#ffffff"
 
 
+def short(name: str, most: int = 30) -> str:
+    """Cut a name that would push the picture off its page.
+
+    >>> short("a" * 40, 8)
+    'aaaaaaa…'
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure; ``width`` and ``height`` in points, the unit of its fonts."""
     return Figure(figsize=(width / 72, height / 72), layout="constrained")

@@ -22,6 +22,7 @@ from crosstraffic.results.figures import (
     new_figure,
     same_unit,
     seconds_axis,
+    short,
     style,
 )
 from crosstraffic.units import format_bytes
@@ -51,7 +52,7 @@ def plot_step_bytes(frame: pd.DataFrame) -> Figure:
                     )
                 left += share
             axes.text(1.015, index, format_bytes(whole), ha="left", va="center")
-        axes.set_yticks(range(len(steps)), steps)
+        axes.set_yticks(range(len(steps)), [short(step) for step in steps])
         axes.tick_params(axis="y", length=0, labelcolor=INK, labelsize=9.5)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.17)
@@ -177,8 +178,10 @@ def plot_slowdowns(matrix: pd.DataFrame) -> Figure:
                 weight = "bold" if value == np.nanmax(matrix.to_numpy()) else "normal"
                 axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", weight=weight)
         places = np.arange(count) + 0.5
-        axes.set_xticks(places, list(matrix.columns), rotation=35, ha="left", rotation_mode="anchor")
-        axes.set_yticks(places, list(matrix.index))
+        axes.set_xticks(
+            places, [short(name) for name in matrix.columns], rotation=35, ha="left", rotation_mode="anchor"
+        )
+        axes.set_yticks(places, [short(name) for name in matrix.index])
         axes.xaxis.tick_top()
         axes.tick_params(length=0, labelcolor=INK)
         axes.set_xlim(0, max(count, 1))
@@ -221,7 +224,7 @@ def plot_steps(table: pd.DataFrame, lanes: pd.DataFrame) -> Figure:
                     left += part["alone_s"]
             axes.set_yticks(range(rows), names)
             axes.set_ylim(rows - 0.4, -0.6)
-            axes.set_title(step)
+            axes.set_title(short(step, 60))
             axes.tick_params(axis="y", length=0, labelcolor=INK)
             axes.grid(visible=False, axis="y")
             axes.set_xlim(left=0)

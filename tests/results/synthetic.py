@@ -205,6 +205,8 @@ def make_run(
 
     records = []
     for stream, cadence in itertools.product(mine, ("isolated", "streaming")):
+        if not stream.payload_bytes:
+            continue
         sizes = sorted({int(size) for size in np.geomspace(64, 2**24, num_sizes)} | {stream.payload_bytes})
         for size, repeat in itertools.product(sizes, (0, 1)):
             if repeat and size != stream.payload_bytes:
@@ -306,7 +308,7 @@ def predictions(run: Run) -> pd.DataFrame:
 def curves(run: Run) -> pd.DataFrame:
     """Return the formula as fitted curves."""
     rows = []
-    for stream, cadence in itertools.product(run.streams, ("isolated", "streaming")):
+    for stream, cadence in itertools.product((s for s in run.streams if s.payload_bytes), ("isolated", "streaming")):
         for size in np.geomspace(64, 2**24, 60).astype(int).tolist():
             time_s = true_time_s(stream, size, cadence)
             rows.append((stream.name, cadence, size, time_s, time_s * 0.88, time_s * 1.13))
