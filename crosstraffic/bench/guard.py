@@ -1,5 +1,7 @@
 """Run one rank as a child and write down how it ended: ``python -m crosstraffic.bench.guard``, started by ``launch``.
 
+With a command as arguments it only ties that command's life to its parent's: mpiexec must not outlive who started it.
+
 Launchers of MPI tear the other ranks down, or not, in their own time when one process of theirs ends, and none says how
 a rank ended in a form that can be read. The guard is the process that the launcher knows; the rank is its child. When
 the rank ends badly, the guard stays until it is told to go, so that the rank can be named first.
@@ -67,6 +69,9 @@ def _write_output_to(path: Path) -> None:
 
 def main() -> None:
     """Read what to run from the environment: the command line of a guard names neither the run nor the module."""
+    if len(sys.argv) > 1:
+        die_with_parent()
+        os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606
     identity = identify(os.environ)
     if identity is None or RUN_VARIABLE not in os.environ or MODULE_VARIABLE not in os.environ:
         sys.exit(f"started by hand: {__spec__.name if __spec__ else 'guard'} is for crosstraffic's own launcher")

@@ -183,7 +183,7 @@ def _start_mpi(num_ranks: int, run_dir: Path) -> _Commands:
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
     is_open_mpi = "Open MPI" in version.stdout or "OpenRTE" in version.stdout
     options = ["--oversubscribe"] if is_open_mpi else ["-launcher", "fork", "-disable-auto-cleanup"]
-    return [([str(mpiexec), *options, "-n", str(num_ranks), *_GUARD], {})]
+    return [([*_GUARD, str(mpiexec), *options, "-n", str(num_ranks), *_GUARD], {})]  # the first ties mpiexec to us
 
 
 def _start_gloo(num_ranks: int, run_dir: Path) -> _Commands:

@@ -104,8 +104,10 @@ def _check_world(reports: Sequence[RankReport], expected: int) -> list[str]:
     ranks = [item.rank for item in reports]
     if len(reports) > 1 and set(ranks) == {0}:
         return [
-            f"all {len(reports)} ranks think that they are rank 0: they are independent jobs. Start them with the "
-            f"launcher of the MPI library in use (srun --mpi=list shows what Slurm supports)"
+            (
+                f"all {len(reports)} ranks think that they are rank 0: they are independent jobs. Start them with the "
+                f"launcher of the MPI library in use (srun --mpi=list shows what Slurm supports)"
+            )
         ]
     found = []
     if sizes != [expected] or len(reports) != expected:

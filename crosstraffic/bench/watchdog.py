@@ -17,6 +17,7 @@ from crosstraffic.bench.processes import running
 
 POLL_S = 0.1
 SETTLE_S = 0.5  # after the first death: time for its status to be written and for others to follow
+SAME_NS, VANISH_NS = 100_000, 50_000_000  # deaths this close together have no order
 LEAVE_S = 10.0  # how long a launcher may take to end after its last rank
 _STOPPED = {"T": "it is stopped (SIGSTOP)", "t": "a debugger holds it", "D": "it hangs in the kernel (disk or driver)"}
 
@@ -256,14 +257,16 @@ def _failed(local: LocalRanks, deaths: _Deaths, stream_names: Sequence[str]) -> 
 def _causes(bad: Sequence[int], ends: Mapping[int, _End], beats: Mapping[int, Beat]) -> list[int]:
     """Return the ranks that ended first, of the gravest kind: a signal or a crash before an error that a rank caught.
 
-    A rank that catches an error says ``failed`` before it exits: it may only have lost its peer.
+    A rank that catches an error says ``failed`` before it exits: it may only have lost its peer. Ranks that vanish
+    (their guards were killed too, then often all by the launcher) within a moment cannot be told apart: all are named.
     """
     crashed = [rank for rank in bad if rank not in beats or beats[rank].state != State.FAILED]
     ordered = sorted(crashed or bad, key=lambda rank: ends[rank].at_ns)
     first = ends[ordered[0]]
     if first.exit_code in (2, 3):  # all ranks refuse together, for one reason
         return [ordered[0]]
-    return [rank for rank in ordered if ends[rank].at_ns - first.at_ns < 100_000]
+    moment_ns = VANISH_NS if first.exit_code is None and first.signal is None else SAME_NS
+    return [rank for rank in ordered if ends[rank].at_ns - first.at_ns < moment_ns]
 
 
 def _failure(rank: int, end: _End, beat: Beat | None, stream_names: Sequence[str]) -> RankFailure:
