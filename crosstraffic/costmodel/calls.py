@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from crosstraffic.costmodel.contention import Sharing
 from crosstraffic.costmodel.links import LINKS, shape_of
 from crosstraffic.costmodel.model import Contention, Curve, Model, Solo
 from crosstraffic.costmodel.residual import Leftover, Process, predict
-from crosstraffic.costmodel.solo import group_terms, leftover_of
+from crosstraffic.costmodel.solo import group_terms
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.results.record import Cadence
 
@@ -61,13 +60,13 @@ def curve_of(model: Model, cadence: Cadence, stream: str) -> tuple[Solo, Curve]:
     return solo, solo.curves[name]
 
 
-@lru_cache(maxsize=512)
-def _leftover(residual: tuple[float, ...], sizes: tuple[int, ...], deviation: tuple[float, ...]) -> Leftover:
-    curve = Curve(
-        family="", payload_bytes=sizes, residual_log=residual, deviation_log=deviation, min_payload_bytes=0,
-        max_payload_bytes=0,
-    )  # fmt: skip
-    return leftover_of(curve)
+def _leftover(curve: Curve) -> Leftover:
+    return Leftover(
+        x=np.log2(np.array(curve.payload_bytes, dtype=np.float64)),
+        y=np.array(curve.residual_log),
+        within=np.array(curve.deviation_log),
+        count=np.array(curve.num_visits, dtype=np.float64),
+    )
 
 
 def alone(model: Model, stream: str, payload_bytes: int, cadence: Cadence) -> Estimate:
@@ -81,8 +80,7 @@ def alone(model: Model, stream: str, payload_bytes: int, cadence: Cadence) -> Es
     solo, curve = curve_of(model, cadence, stream)
     formula = formula_s(solo, model.stream(stream), model.nodes, payload_bytes)
     process = Process(amplitude=solo.amplitude_log, length_octaves=solo.length_octaves, noise=solo.noise_log)
-    leftover = _leftover(curve.residual_log, curve.payload_bytes, curve.deviation_log)
-    mean, deviation = predict(process, leftover, np.array([np.log2(max(payload_bytes, 1))]))
+    mean, deviation = predict(process, _leftover(curve), np.array([np.log2(max(payload_bytes, 1))]))
     time_s = formula * float(np.exp(mean[0]))
     why = None
     if not curve.min_payload_bytes <= payload_bytes <= curve.max_payload_bytes:

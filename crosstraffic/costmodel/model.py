@@ -39,9 +39,10 @@ class Curve(_Value):
     """Where one stream was measured alone, and what the formula leaves over there."""
 
     family: str
-    payload_bytes: tuple[int, ...]
-    residual_log: tuple[float, ...]
-    deviation_log: tuple[float, ...]
+    payload_bytes: tuple[int, ...]  # distinct sizes
+    residual_log: tuple[float, ...]  # median of ln(measured / formula) over the visits of a size
+    deviation_log: tuple[float, ...]  # of one visit, from its samples; larger where the neighbours contradict it
+    num_visits: tuple[int, ...]
     min_payload_bytes: int
     max_payload_bytes: int
 

@@ -104,7 +104,7 @@ def fit_contention(model: Model, mixes: Sequence[Mix]) -> tuple[Contention, list
 
 def _ready(model: Model, mixes: Sequence[Mix]) -> tuple[list[_Pair], list[str]]:
     pairs: list[_Pair] = []
-    notes: list[str] = []
+    left_out: dict[str, int] = {}
     for mix in mixes:
         cadence = pick_cadence(model, CADENCE_OF_MODE[mix.mode])
         names = tuple(model.measured_name(name) for name, _, _, _ in mix.parts)
@@ -117,7 +117,7 @@ def _ready(model: Model, mixes: Sequence[Mix]) -> tuple[list[_Pair], list[str]]:
                     calls.append(make_call(model, name, payload_bytes, cadence, group, alone_s=alone_s))
                     owner.append(index)
         except ValueError as error:
-            notes.append(f"mix {' + '.join(names)} ({mix.mode}) left out: {error}")
+            left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
         together = np.array([part[2] for part in mix.parts])
         pairs.append(
@@ -132,7 +132,7 @@ def _ready(model: Model, mixes: Sequence[Mix]) -> tuple[list[_Pair], list[str]]:
                 names=names,
             )
         )
-    return pairs, notes
+    return pairs, [f"{count} 2-way runs left out: {why}" for why, count in left_out.items()]
 
 
 def _factors(streams: Sequence[str], values: Floats) -> Contention:

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 
 from crosstraffic.costmodel.links import LINKS, TIERS, TOPOLOGIES, Shape, family_of, footprint, shape_of
 from crosstraffic.costmodel.model import Curve, Family, Link, Solo
-from crosstraffic.costmodel.residual import Leftover, calibrate, choose_process
+from crosstraffic.costmodel.residual import Leftover, calibrate, fit_process, gather
 from crosstraffic.patterns.stream import Stream
 
 Floats = npt.NDArray[np.float64]
@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 _LOG_LIMIT = 100.0  # keeps a wild trial of the solver within the range of floats
 FORMULA_ERROR = 0.05  # what the formula cannot follow (log): keeps one precise point from ruling the fit
 FAMILY_PRIOR = 0.15  # spread of family factors (log) around 1
+CONTRADICTION = 10.0  # ratio between visits of one size
 LINK_PENALTY = 1.0  # what a further kind of link must take off the cost of the fit
 MIN_SIZES = 3  # distinct sizes; two numbers are fitted to a curve
 
@@ -86,22 +87,29 @@ def check_observations(observations: Sequence[Observation]) -> dict[str, str]:
         times: dict[int, list[float]] = {}
         for seen in mine:
             times.setdefault(seen.payload_bytes, []).append(seen.time_s)
-        sizes = sorted(times)
+        torn = {size: seen for size, seen in times.items() if _spread(seen) > CONTRADICTION}
+        sizes = sorted(set(times) - set(torn))
         if len(sizes) < MIN_SIZES:
-            listed = ", ".join(map(str, sizes))
-            refused[name] = f"{len(sizes)} distinct sizes ({listed} bytes), but a curve of 2 numbers needs {MIN_SIZES}"
-            continue
-        widest = max(sizes, key=lambda size: max(times[size]) / min(times[size]))
-        if max(times[widest]) > 10 * min(times[widest]):
-            refused[name] = (
-                f"contradictory times at {widest} bytes: from {min(times[widest]):.3g} s to {max(times[widest]):.3g} s"
-            )
+            listed = ", ".join(map(str, sizes)) or "none"
+            refused[name] = f"{len(sizes)} distinct sizes ({listed}), but a curve of 2 numbers needs {MIN_SIZES}"
+            if torn:
+                widest = max(torn, key=lambda size: _spread(torn[size]))
+                refused[name] += f"; contradictory times at {widest} bytes: "
+                refused[name] += f"from {min(torn[widest]):.3g} s to {max(torn[widest]):.3g} s"
         elif np.median(times[sizes[-1]]) < 0.5 * np.median(times[sizes[0]]):
             refused[name] = (
                 f"contradictory times: {np.median(times[sizes[-1]]):.3g} s at {sizes[-1]} bytes, "
                 f"{np.median(times[sizes[0]]):.3g} s at {sizes[0]} bytes"
             )
     return refused
+
+
+def _spread(times: Sequence[float]) -> float:
+    """Return the ratio between visits of one size; of the middle half where there are enough."""
+    if len(times) < 4:
+        return max(times) / min(times)
+    low, high = np.quantile(times, [0.25, 0.75])
+    return float(high / low)
 
 
 def fit_solo(observations: Sequence[Observation], streams: Mapping[str, Stream], nodes: tuple[int, ...]) -> Solo:
@@ -210,21 +218,9 @@ def _collect(
     rows: dict[str, list[int]] = {}
     for row, seen in enumerate(kept):
         rows.setdefault(seen.stream, []).append(row)
-    curves: dict[str, Curve] = {}
-    leftovers: list[Leftover] = []
-    for name, mine in sorted(rows.items()):
-        mine.sort(key=lambda row: kept[row].payload_bytes)
-        sizes = tuple(kept[row].payload_bytes for row in mine)
-        curves[name] = Curve(
-            family=shapes[name].family,
-            payload_bytes=sizes,
-            residual_log=tuple(float(left_over[row]) for row in mine),
-            deviation_log=tuple(kept[row].deviation_log for row in mine),
-            min_payload_bytes=sizes[0],
-            max_payload_bytes=sizes[-1],
-        )
-        leftovers.append(leftover_of(curves[name]))
-    process = choose_process(leftovers)
+    leftovers = {name: _leftover(kept, left_over, mine) for name, mine in sorted(rows.items())}
+    process, doubted = fit_process(list(leftovers.values()))
+    curves = {name: _curve(shapes[name].family, leftover) for name, leftover in zip(leftovers, doubted, strict=True)}
     return Solo(
         latency_s={TIERS[tier]: float(np.exp(parameters[place])) for place, tier in enumerate(problem.tiers)},
         links=links,
@@ -240,18 +236,28 @@ def _collect(
         amplitude_log=process.amplitude,
         length_octaves=process.length_octaves,
         noise_log=process.noise,
-        deviations_90=calibrate(process, leftovers),
+        deviations_90=calibrate(process, doubted),
         formula_error_log=float(np.median(np.abs(left_over))),
         refused=refused,
     )
 
 
-def leftover_of(curve: Curve) -> Leftover:
-    """Return a curve's residuals as arrays over log2 of the size (0 bytes count as 1)."""
-    return Leftover(
-        x=np.log2(np.maximum(np.array(curve.payload_bytes, dtype=np.float64), 1.0)),
-        y=np.array(curve.residual_log),
-        sd=np.array(curve.deviation_log),
+def _leftover(kept: Sequence[Observation], left_over: Floats, mine: Sequence[int]) -> Leftover:
+    sizes = np.array([float(max(kept[row].payload_bytes, 1)) for row in mine])
+    within = np.array([kept[row].deviation_log for row in mine])
+    return gather(np.log2(sizes), left_over[list(mine)], within)
+
+
+def _curve(family: str, leftover: Leftover) -> Curve:
+    sizes = tuple(round(float(size)) for size in 2.0**leftover.x)
+    return Curve(
+        family=family,
+        payload_bytes=sizes,
+        residual_log=tuple(leftover.y.tolist()),
+        deviation_log=tuple(leftover.within.tolist()),
+        num_visits=tuple(int(count) for count in leftover.count),
+        min_payload_bytes=sizes[0],
+        max_payload_bytes=sizes[-1],
     )
 
 
