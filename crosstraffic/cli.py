@@ -10,6 +10,7 @@ from crosstraffic.commands.fit import fit
 from crosstraffic.commands.groups import groups
 from crosstraffic.commands.predict import predict
 from crosstraffic.commands.report import report
+from crosstraffic.commands.run import run
 from crosstraffic.commands.traffic import traffic
 from crosstraffic.commands.validate import validate
 from crosstraffic.errors import CrosstrafficError
@@ -38,6 +39,7 @@ def root(
     """Measure the traffic that LLM-inference parallelism puts on an interconnect, alone and together."""
 
 
+app.command()(run)
 app.command()(fit)
 app.command()(predict)
 app.command()(validate)

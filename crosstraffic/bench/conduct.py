@@ -20,7 +20,7 @@ from crosstraffic.bench.scenario import ScenarioFile, default_scenario, read_sce
 from crosstraffic.bench.session import Session, begin, end_failed, run_rank, take_up
 from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
 from crosstraffic.bench.watchdog import watch
-from crosstraffic.errors import CrosstrafficError, RunFailed, UsageError
+from crosstraffic.errors import CrosstrafficError, EnvironmentRefused, RunFailed, UsageError
 from crosstraffic.results.record import Place
 
 DEFAULT_RANKS = 4
@@ -206,12 +206,18 @@ def _in_local_ranks(session: Session, num_ranks: int) -> Finished:
         Progress(session.plan) as progress,
         launch_local(session.transport_name, num_ranks, session.folder) as local,
     ):
-        outcome = watch(local, stop=stop, on_progress=progress.show, stand_still_s=STAND_STILL_S)
+        outcome = watch(
+            local,
+            stop=stop,
+            on_progress=progress.show,
+            stream_names=[stream.name for stream in session.scenario.streams],
+            stand_still_s=STAND_STILL_S,
+        )
     if outcome.failure is None:
         return Finished(folder=session.folder, error=None)
-    why = outcome.failure
-    end_failed(session.folder, why)
-    return Finished(folder=session.folder, error=RunFailed(why))
+    end_failed(session.folder, outcome.failure)
+    kind = {2: UsageError, 3: EnvironmentRefused}.get(outcome.exit_code, RunFailed)
+    return Finished(folder=session.folder, error=kind(outcome.failure))
 
 
 def _in_launched_rank(

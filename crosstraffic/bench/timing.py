@@ -89,14 +89,13 @@ def loops(
     operations: Sequence[Operation | None],
     agreement: Operation,
     duration_s: float,
-    margins: Sequence[int],
     beat: Beat,
 ) -> Looped:
     """Loop several streams at once for about ``duration_s``, each restarted the moment it ends, to an agreed end.
 
     Ranks must make the same number of calls of a stream. When a rank's time is up it tells the others, through the
-    ``agreement`` (an all_gather of one int64 a stream), how many calls it has started, and goes on by at most
-    ``margins[i]`` calls until it knows the largest number; everyone then ends at that number plus the margin.
+    ``agreement`` (an all_gather of one int64 a stream), how many calls it has started, and starts no more until it
+    knows the largest number of all; everyone then ends at that number.
     """
     num_streams = len(operations)
     begins: list[list[float]] = [[] for _ in operations]
@@ -126,7 +125,7 @@ def loops(
                 asked, free_until_s = True, now()
                 mine = np.frombuffer(agreement.send, dtype=np.int64)
                 mine[:num_streams] = [len(started) for started in begins]
-                limits = [len(started) + margin for started, margin in zip(begins, margins, strict=True)]
+                limits = [len(started) for started in begins]
                 agreement.start()
                 running.append(agreement)
                 owners.append(-1)
@@ -138,9 +137,7 @@ def loops(
             if index < 0:
                 del running[place], owners[place]
                 every = np.frombuffer(agreement.receive, dtype=np.int64).reshape(-1, mine.size)
-                limits = [
-                    int(most) + margin for most, margin in zip(every.max(axis=0)[:num_streams], margins, strict=True)
-                ]
+                limits = [int(most) for most in every.max(axis=0)[:num_streams]]
                 restart()
                 continue
             ends[index].append(end)

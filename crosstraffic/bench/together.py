@@ -30,7 +30,6 @@ ROUNDS = 2  # of alone and together segments, interleaved
 MAX_ROUNDS = 5
 MIN_OVERLAP = 0.9
 MIN_LOOPS, MAX_LOOPS = 8, 3000
-AGREEMENT_S = 0.003  # what ranks may need to agree on the end of a loop
 ONE_SHOT_CALLS = (6, 30)  # at least, at most
 
 
@@ -102,8 +101,7 @@ def measure_steady(
                 continue
             slowest_s = len(names) * max(guesses)
             window_s = max(slot_s / (ROUNDS * num_segments), min(MIN_LOOPS * slowest_s, slot_s))
-            margins = [2 + int(AGREEMENT_S / max(time_s, 1e-7)) for time_s in guesses]
-            mixed = _mixed(context, names, operations, window_s, margins, mismatches)
+            mixed = _mixed(context, names, operations, window_s, mismatches)
             if mixed is None:
                 continue
             starts, ends = zip(*(split(part) for part in mixed[0]), strict=True)
@@ -273,16 +271,12 @@ def _mixed(
     names: Sequence[str],
     operations: Sequence[Operation | None],
     duration_s: float,
-    margins: Sequence[int],
     mismatches: list[Mismatch | None],
 ) -> tuple[list[Floats], float] | None:
     """Loop all streams; return each one's calls ``[world, num_calls, 2]`` and when the first rank thought of ending."""
     duration_s = context.decide(0, duration_s)[1]
-    margins = [context.decide(margin)[0] for margin in margins]
     tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
-    looped = timing.loops(
-        context.transport, operations, context.agreement, duration_s, margins, context.beat_for(names[0])
-    )
+    looped = timing.loops(context.transport, operations, context.agreement, duration_s, context.beat_for(names[0]))
     mismatches += _check(context, names, operations, tags, max(len(times) for times in looped.times) - 1)
     free = context.synchronised(np.array([[looped.free_until_s, looped.free_until_s]]))
     gathered = [context.synchronised(times) for times in looped.times]

@@ -10,8 +10,9 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
     """Print what was found and where it is; return the exit code of the whole run."""
     from rich.console import Console
 
+    from crosstraffic.commands.report import write_report
     from crosstraffic.results.store import load_run
-    from crosstraffic.results.summary import summary_data, summary_table
+    from crosstraffic.results.summary import steps_table, summary_data, summary_table
 
     folder = finished.folder
     run = load_run(folder)
@@ -22,6 +23,8 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
         print(json.dumps(summary_data(run)))
     else:
         Console().print(summary_table(run))
+        if len(run.frame[run.frame["kind"] == "step"]):
+            Console().print(steps_table(run))
     talk = Console(stderr=True, highlight=False)
     for line in lines:
         talk.print(line)
