@@ -8,6 +8,13 @@ from crosstraffic.results.page import ABSENT, Tile, cell
 from crosstraffic.results.store import Run
 from crosstraffic.results.tables import worst_pair
 
+_KINDS = {"sizes": "sizes left out", "triples": "mixes of three", "steps": "whole steps"}
+
+
+def _other_errors(validation: Mapping[str, Any] | None) -> dict[str, float | None]:
+    kinds = (validation or {}).get("kinds") or {}
+    return {kind: ours(kinds.get(kind)).get("median_ape") for kind in ("triples", "steps")}
+
 
 def title_of(run: Run) -> str:
     """Return the model's name, or the scenario's."""
@@ -43,12 +50,12 @@ def answer_of(run: Run, validation: Mapping[str, Any] | None) -> list[str]:
         words = "while both loop" if worst["mode"] == "steady" else "when both start at once"
         lines.append(f"Worst neighbours: {worst['stream']} takes {worst['slowdown']:.2f} times as long beside "
                      f"{worst['other']}, {words}.")  # fmt: skip
-    error, spread = ours(validation).get("median_ape"), noise(validation).get("median_ape")
-    if error is not None:
-        line = f"On what it did not see, the fitted model is {100 * error:.1f} % off (median)"
-        lines.append(
-            line + (f"; two visits of one point differ by {100 * spread:.1f} %." if spread is not None else ".")
-        )
+    errors = {"sizes": ours(validation).get("median_ape")} | _other_errors(validation)
+    told = [f"{100 * error:.1f} % on {_KINDS[kind]}" for kind, error in errors.items() if error is not None]
+    if told:
+        spread = noise(validation).get("median_ape")
+        twice = "" if spread is None else f" Two visits of one point differ by {100 * spread:.1f} %."
+        lines.append(f"Where it did not look, the fitted model is off by (median) {', '.join(told)}.{twice}")
     wrong = int((run.frame["status"] == "wrong_data").sum())
     if wrong:
         lines.append(f"Wrong data: {wrong} records found bytes that were not what was sent.")
@@ -77,9 +84,8 @@ def tiles_of(run: Run, validation: Mapping[str, Any] | None) -> list[Tile]:
         tiles.append(Tile(label="model error, held out", value=ABSENT, note="no validation came with this report"))
     else:
         note = "repeat noise " + (ABSENT if spread is None else f"{100 * spread:.1f} %")
-        for kind in ("triples", "steps"):
-            other = ours(((validation or {}).get("kinds") or {}).get(kind)).get("median_ape")
-            note += "" if other is None else f"; {kind} {100 * other:.1f} %"
+        for kind, other in _other_errors(validation).items():
+            note += "" if other is None else f"; {_KINDS[kind]} {100 * other:.1f} %"
         tiles.append(Tile(label="model error, held out", value=f"{100 * error:.1f} %", note=note))
     share = info.measured_share
     note = "of the wall time inside measured calls"

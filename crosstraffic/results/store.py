@@ -246,6 +246,12 @@ def load_run(folder: Path | str) -> Run:
         steps = tuple(step_from_dict(data) for data in info.steps)
     except ValueError as error:
         raise UsageError(f"{Path(folder) / 'run.json'}: {error}") from error
+    known = {stream.name for stream in streams}
+    lost = {name for step in steps for name in step.streams if info.aliases.get(name, name) not in known}
+    if lost:
+        raise UsageError(
+            f"{Path(folder) / 'run.json'}: steps name streams that are not there: {', '.join(sorted(lost))}"
+        )
     return Run(
         path=Path(folder),
         run=info.model_dump(mode="json"),

@@ -135,9 +135,7 @@ def step_bytes(run: Run) -> pd.DataFrame:
         for lane in range(len(step.lanes)):
             for block in step.lanes[lane]:
                 for task in block.tasks:
-                    stream = by_name.get(run.info.aliases.get(task.stream, task.stream))
-                    if stream is None:
-                        continue
+                    stream = by_name[run.info.aliases.get(task.stream, task.stream)]
                     if (stream.name, task) not in known:
                         known[stream.name, task] = _task_bytes(run, stream, task)
                     cell = rows.setdefault((step.name, lane, task.stream), [0, 0])

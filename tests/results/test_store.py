@@ -125,6 +125,14 @@ def test_a_run_reads_back_whole(folder: RunFolder) -> None:
     assert not list(folder.path.glob(".*"))
 
 
+def test_steps_of_unknown_streams_are_refused(folder: RunFolder) -> None:
+    task = {"stream": "ghost", "payload_bytes": 1, "groups": None, "edge": None}
+    lanes = [[{"repeat": 1, "tasks": [task]}]]
+    folder.write_run(run_dict(steps=[{"name": "s", "phase": "decode", "lanes": lanes}]))
+    with pytest.raises(UsageError, match="ghost"):
+        load_run(folder.path)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         load(tmp_path / "absent")
