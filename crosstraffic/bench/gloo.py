@@ -393,4 +393,5 @@ def _meet(distributed: ModuleType, identity: RankIdentity | None) -> Any:
     if place.scheme == "file":
         Path(place.path).parent.mkdir(parents=True, exist_ok=True)
         return distributed.FileStore(place.path, identity.world_size)
-    return distributed.TCPStore(place.hostname, place.port, identity.world_size, identity.rank == 0, TIMEOUT)
+    is_host = identity.rank == 0 and not identity.is_served
+    return distributed.TCPStore(place.hostname, place.port, identity.world_size, is_host, TIMEOUT)

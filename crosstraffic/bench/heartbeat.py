@@ -1,7 +1,7 @@
 """What each rank is doing, in a small mapped file that another process reads: one writer, no message, no lock.
 
 ``RUN/ranks/rank-N.beat`` is twelve 8-byte fields in the machine's byte order (``_LAYOUT``); writer and reader share a
-machine. Saying which call begins costs about 0.3 µs.
+machine. Saying which call begins costs about 0.5 µs, looking whether to stop less.
 """
 
 import math
@@ -23,11 +23,13 @@ _CALL_OFFSET = 4 * 8  # point, stream, call, time of the beat
 _TIME_OFFSET = 7 * 8
 _PROGRESS_OFFSET = 8 * 8  # points done, points in all, seconds left
 _STATE_OFFSET = 3 * 8
+_STOP_OFFSET = 11 * 8  # the only field that the reader writes
 _NONE = -1  # in the file only: values that are read back are None
 _pack_call = struct.Struct("=qqqd").pack_into
 _pack_progress = struct.Struct("=qqd").pack_into
 _pack_state = struct.Struct("=q").pack_into
 _pack_time = struct.Struct("=d").pack_into
+_unpack_flag = struct.Struct("=q").unpack_from
 
 
 class State(IntEnum):
@@ -61,14 +63,10 @@ def ranks_folder(run_dir: Path) -> Path:
     return run_dir / "ranks"
 
 
-class Heartbeat:
+class Heart:
     """The writer, one per rank; a context manager that leaves the state ``failed`` behind when an error passes."""
 
-    def __init__(self, run_dir: Path, memory: mmap.mmap) -> None:
-        self._run_dir, self._map = run_dir, memory
-
-    @classmethod
-    def create(cls, run_dir: Path, rank: int) -> Self:
+    def __init__(self, run_dir: Path, rank: int) -> None:
         """Write the first beat of this process and keep the file mapped."""
         folder = ranks_folder(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +78,9 @@ class Heartbeat:
         draft.write_bytes(_LAYOUT.pack(*first))
         draft.replace(path)  # a reader never sees half a file
         with path.open("r+b") as file:
-            return cls(run_dir, mmap.mmap(file.fileno(), _LAYOUT.size))
+            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+        if stop_requested(run_dir):  # asked before there was a beat to write it into
+            _pack_state(self._map, _STOP_OFFSET, 1)
 
     def call(self, point: int, stream: int, call: int) -> None:
         """Say that a call is about to start."""
@@ -90,23 +90,16 @@ class Heartbeat:
         """Say how far the run has come, and that it is measuring."""
         left = math.nan if seconds_left is None else seconds_left
         _pack_progress(self._map, _PROGRESS_OFFSET, done, total, left)
-        self._say(State.MEASURING)
+        self.state(State.MEASURING)
 
-    def finished(self) -> None:
-        """Say that this rank did all its work; what follows is taking down."""
-        self._say(State.FINISHED)
-
-    def failed(self) -> None:
-        """Say that this rank gave up; the reason is in its log."""
-        self._say(State.FAILED)
-
-    def should_stop(self) -> bool:
-        """Tell whether the ranks were asked to end in order."""
-        return stop_requested(self._run_dir)
-
-    def _say(self, state: State) -> None:
+    def state(self, state: State) -> None:
+        """Say how far this rank has come: ``finished`` once its work is done, ``failed`` when its log says why."""
         _pack_state(self._map, _STATE_OFFSET, state)
         _pack_time(self._map, _TIME_OFFSET, time.monotonic())
+
+    def should_stop(self) -> bool:
+        """Tell whether the ranks were asked to end in order; rank 0 asks and tells the others: none leaves alone."""
+        return bool(_unpack_flag(self._map, _STOP_OFFSET)[0])
 
     def close(self) -> None:
         self._map.close()
@@ -118,7 +111,7 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self.failed()
+            self.state(State.FAILED)
         self.close()
 
 
@@ -154,11 +147,18 @@ def read_beats(run_dir: Path) -> list[Beat]:
 
 
 def request_stop(run_dir: Path) -> None:
-    """Ask the ranks to end in order after the point that they measure."""
+    """Ask the ranks to end in order: those that are there, and those that come later."""
     ranks_folder(run_dir).mkdir(parents=True, exist_ok=True)
-    (ranks_folder(run_dir) / "stop").touch()
+    _stop_path(run_dir).touch()
+    for path in ranks_folder(run_dir).glob("rank-*.beat"):
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), _LAYOUT.size) as memory:
+            _pack_state(memory, _STOP_OFFSET, 1)
 
 
 def stop_requested(run_dir: Path) -> bool:
-    """Tell whether the ranks were asked to end; rank 0 looks and tells the others, so that none leaves alone."""
-    return (ranks_folder(run_dir) / "stop").exists()
+    """Tell whether the ranks of a run were asked to end; a rank asks its heart, which is a hundred times faster."""
+    return _stop_path(run_dir).exists()
+
+
+def _stop_path(run_dir: Path) -> Path:
+    return ranks_folder(run_dir) / "stop"

@@ -11,13 +11,18 @@ _FIRST_PORT, _NUM_PORTS = 20000, 10000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankIdentity:
-    """One rank among those that a launcher started; ``meeting_point`` is a file:// or tcp:// URL where one is known."""
+    """One rank among those that a launcher started.
+
+    ``meeting_point`` is a file:// or tcp:// URL, where one is known; ``is_served``: the launcher itself keeps a store
+    of torch there, so that no rank must.
+    """
 
     rank: int
     world_size: int
     local_rank: int | None
     launcher: str
     meeting_point: str | None
+    is_served: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -84,6 +89,7 @@ def identify(environment: Mapping[str, str]) -> RankIdentity | None:
             local_rank=_number(environment, local) if local is not None and local in environment else None,
             launcher=launcher.name,
             meeting_point=meeting_point(environment),
+            is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
     return None
 

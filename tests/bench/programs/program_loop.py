@@ -11,7 +11,7 @@ from pathlib import Path
 
 from program_operations import fill, stream_of
 
-from crosstraffic.bench.heartbeat import Heartbeat
+from crosstraffic.bench.heartbeat import Heart, State
 from crosstraffic.bench.open import open_transport
 from crosstraffic.bench.ranks import identify
 from crosstraffic.bench.transport import exchange_for
@@ -27,10 +27,10 @@ def main() -> None:
     is_faulty = int(faulty) == identity.rank
     if is_faulty and kind == "silent":
         time.sleep(600)
-    with Heartbeat.create(run_dir, identity.rank) as heart:
+    with Heart(run_dir, identity.rank) as heart:
         if kind == "refuse":
             print("this machine will not do", flush=True)
-            heart.failed()
+            heart.state(State.FAILED)
             os._exit(3)
         transport = open_transport(os.environ["TEST_TRANSPORT"], identity)
         stream = stream_of("tp.test", "all_reduce", (tuple(range(transport.world_size)),), 4096)
@@ -54,10 +54,10 @@ def main() -> None:
                 (going,) = struct.unpack("?", transport.broadcast(decision))
                 time.sleep(0.005)
         except Exception as error:
-            heart.failed()
+            heart.state(State.FAILED)
             print(f"rank {identity.rank} lost: {error}", flush=True)
             os._exit(1)
-        heart.finished()
+        heart.state(State.FINISHED)
         transport.close()
     print("all ok", flush=True)
 
