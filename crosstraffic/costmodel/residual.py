@@ -63,7 +63,10 @@ def gather(x: Floats, y: Floats, within: Floats) -> Leftover:
 
 
 def repeat_noise(curves: Sequence[Leftover]) -> float | None:
-    """Return the noise between visits of one size (log, robust), or None where too few sizes were visited twice."""
+    """Return the noise between visits of one size (log), or None where too few sizes were visited twice.
+
+    It is the mean of what the middle and what the tail of the differences say; for Gaussian noise both say the same.
+    """
     gaps: list[float] = []
     for curve in curves:
         by_size: dict[int, list[float]] = {}
@@ -72,7 +75,8 @@ def repeat_noise(curves: Sequence[Leftover]) -> float | None:
         gaps += [abs(right - left) for seen in by_size.values() for left, right in itertools.pairwise(seen)]
     if len(gaps) < MIN_REPEATS:
         return None
-    return max(1.4826 * float(np.median(gaps)) / math.sqrt(2), _NOISES[0])
+    middle, tail = np.quantile(gaps, [0.5, 0.9]) / math.sqrt(2)
+    return max(float(middle / 0.6745 + tail / 1.645) / 2, _NOISES[0])
 
 
 def _kernel(process: Process, left: Floats, right: Floats) -> Floats:
