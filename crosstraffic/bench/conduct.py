@@ -139,6 +139,10 @@ def _command() -> list[str]:
     return ["crosstraffic", *sys.argv[1:]]
 
 
+def _unseen(done: int, total: int, seconds_left: float) -> None:
+    """Progress of a rank that nobody looks at: only rank 0's is shown."""
+
+
 class RankHeart:
     """The heart of ranks that no watchdog reads: progress goes to ``on_progress``, stopping comes from an event."""
 
@@ -191,9 +195,9 @@ def _in_threads(session: Session) -> Finished:
         for rank, node in enumerate(map(truth.node, range(session.scenario.num_ranks)))
     ]
     with _stop_on_interrupt() as stop, Progress(session.plan) as progress:
-        heart = RankHeart(progress.show, stop)
+        hearts = [RankHeart(progress.show if rank == 0 else _unseen, stop) for rank in range(world.num_ranks)]
         try:
-            run_simulated(world, lambda transport: run_rank(session, transport, heart, known=places))
+            run_simulated(world, lambda transport: run_rank(session, transport, hearts[transport.rank], known=places))
         except CrosstrafficError as error:
             end_failed(session.folder, str(error))
             return Finished(folder=session.folder, error=error)
@@ -252,6 +256,6 @@ def _in_launched_rank(
             with Progress(session.plan) as progress:
                 run_rank(session, transport, RankHeart(progress.show, stop))
         else:
-            run_rank(session, transport, RankHeart(lambda done, total, left: None, stop))
+            run_rank(session, transport, RankHeart(_unseen, stop))
     transport.close()
     return Finished(folder=folder, error=None) if identity.rank == 0 else None

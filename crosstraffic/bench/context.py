@@ -11,8 +11,9 @@ import numpy as np
 from crosstraffic.bench.clocks import Clocks
 from crosstraffic.bench.payload import check_receive, fill_send, poison
 from crosstraffic.bench.resolve import Scenario
+from crosstraffic.bench.timing import Ending
 from crosstraffic.bench.transport import Channel, Floats, Operation, Transport, exchange_for, group_of
-from crosstraffic.patterns.stream import Stream
+from crosstraffic.patterns.stream import Op, Stream
 from crosstraffic.results.record import Mismatch
 
 _DECISION = struct.Struct("<qd")
@@ -27,26 +28,32 @@ class Heart(Protocol):
 MAX_MIX = 32  # streams that can be measured together
 
 
-def open_agreement(transport: Transport) -> Operation:
-    """Prepare what ranks use to agree on the end of a loop: an all_gather of ``MAX_MIX`` int64 a rank, all ranks."""
+def open_ending(transport: Transport) -> Ending:
+    """Prepare what ranks use to agree on the end of a loop; all ranks call it in the same order as their streams."""
     world = transport.world_size
-    stream = Stream(
-        name="agreement",
-        pattern="control",
-        op="all_gather",
-        phase="prefill",
-        groups=(tuple(range(world)),),
-        payload_bytes=8 * MAX_MIX * world,
-        calls_per_step=1,
-        dtype="int64",
-        formula="8 bytes a stream and rank",
-        source="control traffic of the measurement itself",
+
+    def prepare(name: str, op: Op, payload_bytes: int) -> Operation:
+        stream = Stream(
+            name=name,
+            pattern="control",
+            op=op,
+            phase="prefill",
+            groups=(tuple(range(world)),),
+            payload_bytes=payload_bytes,
+            calls_per_step=1,
+            dtype="int64",
+            formula="8 bytes a stream and rank",
+            source="control traffic of the measurement itself",
+        )
+        channel = transport.open_channel(stream)
+        exchange = exchange_for(stream, transport.rank, payload_bytes)
+        if channel is None or exchange is None:
+            raise ValueError(f"rank {transport.rank} is not in a group of all {world} ranks")
+        return channel.prepare(exchange)
+
+    return Ending(
+        signal=prepare("signal", "broadcast", 8), agreement=prepare("agree", "all_gather", 8 * MAX_MIX * world)
     )
-    channel = transport.open_channel(stream)
-    exchange = exchange_for(stream, transport.rank, stream.payload_bytes)
-    if channel is None or exchange is None:
-        raise ValueError(f"rank {transport.rank} is not in a group of all {world} ranks")
-    return channel.prepare(exchange)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +64,7 @@ class RankContext:
     scenario: Scenario
     channels: Mapping[str, Channel | None]
     clocks: Clocks | None
-    agreement: Operation
+    ending: Ending
     heart: Heart
     nodes: tuple[int, ...]
     started_s: float

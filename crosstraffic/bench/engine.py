@@ -9,7 +9,7 @@ import numpy as np
 
 from crosstraffic.bench.alone import Sample, first_call, measure_alone
 from crosstraffic.bench.clocks import Clocks, synchronise
-from crosstraffic.bench.context import RankContext, open_agreement
+from crosstraffic.bench.context import RankContext, open_ending
 from crosstraffic.bench.plan import Point
 from crosstraffic.bench.recording import (
     Span,
@@ -77,7 +77,7 @@ def run_plan(
         scenario=scenario,
         channels=channels,
         clocks=None,
-        agreement=open_agreement(transport),
+        ending=open_ending(transport),
         heart=heart,
         nodes=nodes,
         started_s=begun,

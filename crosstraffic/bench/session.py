@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from crosstraffic import __version__
-from crosstraffic.bench import preflight
 from crosstraffic.bench.engine import Heart, Outcome, run_plan
 from crosstraffic.bench.plan import Point, make_plan
+from crosstraffic.bench.preflight import available_bytes, check, environment, gather, places, versions
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile
 from crosstraffic.bench.transport import Transport
@@ -158,25 +158,25 @@ class _Found:
         return [place.node for place in sorted(self.places, key=lambda place: place.rank)]
 
 
-def _known(transport: Transport, places: Sequence[Place]) -> _Found | None:
+def _known(transport: Transport, known: Sequence[Place]) -> _Found | None:
     if transport.rank != 0:
         return None
-    return _Found(places=tuple(places), environment={}, versions={}, available_bytes=None)
+    return _Found(places=tuple(known), environment={}, versions={}, available_bytes=None)
 
 
 def _preflight(session: Session, transport: Transport) -> _Found | None:
-    reports = preflight.gather(transport)
-    refusals = [] if reports is None else preflight.check(reports, session.scenario.num_ranks)
+    reports = gather(transport)
+    refusals = [] if reports is None else check(reports, session.scenario.num_ranks)
     agreed = transport.broadcast("; ".join(refusals).encode() if transport.rank == 0 else None)
     if agreed:
         raise EnvironmentRefused(agreed.decode())
     if reports is None:
         return None
     return _Found(
-        places=tuple(preflight.places(reports)),
-        environment=preflight.environment(reports),
-        versions=preflight.versions(reports),
-        available_bytes=preflight.available_bytes(),
+        places=tuple(places(reports)),
+        environment=environment(reports),
+        versions=versions(reports),
+        available_bytes=available_bytes(),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from crosstraffic.bench.transport import Floats, Operation, Transport
 
+_SIGNAL, _AGREEMENT = -1, -2  # owners of calls that belong to no stream
 Beat = Callable[[int], None]  # told the index of the call that comes next
 
 
@@ -84,20 +85,27 @@ class Looped:
     free_until_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How ranks agree on the end of a loop: two calls over all ranks on communicators of their own.
+
+    ``signal`` is a broadcast from rank 0: time is up. ``agreement`` is an all_gather of one int64 a stream: how many
+    calls each rank has started.
+    """
+
+    signal: Operation
+    agreement: Operation
+
+
 def loops(
-    transport: Transport,
-    operations: Sequence[Operation | None],
-    agreement: Operation,
-    duration_s: float,
-    beat: Beat,
+    transport: Transport, operations: Sequence[Operation | None], ending: Ending, duration_s: float, beat: Beat
 ) -> Looped:
     """Loop several streams at once for about ``duration_s``, each restarted the moment it ends, to an agreed end.
 
-    Ranks must make the same number of calls of a stream. When a rank's time is up it tells the others, through the
-    ``agreement`` (an all_gather of one int64 a stream), how many calls it has started, and starts no more until it
-    knows the largest number of all; everyone then ends at that number.
+    Ranks must make the same number of calls of a stream. When rank 0's time is up it says so; each rank that hears it
+    starts no more, tells the others how many calls it has started, and goes on to the largest number of all.
     """
-    num_streams = len(operations)
+    num_streams, is_root = len(operations), transport.rank == 0
     begins: list[list[float]] = [[] for _ in operations]
     ends: list[list[float]] = [[] for _ in operations]
     limits: list[float] = [0 if operation is None else np.inf for operation in operations]
@@ -114,40 +122,53 @@ def loops(
                 running.append(operation)
                 owners.append(index)
 
+    def tell() -> float:
+        """Say how many calls this rank has started; none follows until all have said so. Return the time."""
+        mine = np.frombuffer(ending.agreement.send, dtype=np.int64)
+        mine[:num_streams] = [len(started) for started in begins]
+        limits[:] = [len(started) for started in begins]
+        ending.agreement.start()
+        running.append(ending.agreement)
+        owners.append(_AGREEMENT)
+        return now()
+
     transport.barrier()
-    deadline_s = now() + duration_s
-    free_until_s = 0.0
-    asked = False
+    free_until_s = deadline_s = now() + duration_s
+    signalled = False
     with quiet():
+        if not is_root:
+            ending.signal.start()
+            running.append(ending.signal)
+            owners.append(_SIGNAL)
         restart()
+        if is_root and not running:
+            transport.sleep(duration_s)
         while True:
-            if not asked and (not running or now() >= deadline_s):
-                asked, free_until_s = True, now()
-                mine = np.frombuffer(agreement.send, dtype=np.int64)
-                mine[:num_streams] = [len(started) for started in begins]
-                limits = [len(started) for started in begins]
-                agreement.start()
-                running.append(agreement)
-                owners.append(-1)
+            if is_root and not signalled and now() >= deadline_s:
+                signalled = True
+                ending.signal.start()
+                running.append(ending.signal)
+                owners.append(_SIGNAL)
+                free_until_s = tell()
             if not running:
                 break
             place = wait_any(running)
             end = now()
             index = owners[place]
-            if index < 0:
-                del running[place], owners[place]
-                every = np.frombuffer(agreement.receive, dtype=np.int64).reshape(-1, mine.size)
-                limits = [int(most) for most in every.max(axis=0)[:num_streams]]
-                restart()
-                continue
-            ends[index].append(end)
-            if len(begins[index]) < limits[index]:
-                operation = running[place]
-                beat(len(begins[index]))
-                begins[index].append(now())
-                operation.start()
-                continue
+            if index >= 0:
+                ends[index].append(end)
+                if len(begins[index]) < limits[index]:
+                    beat(len(begins[index]))
+                    begins[index].append(now())
+                    running[place].start()
+                    continue
             del running[place], owners[place]
+            if index == _SIGNAL and not is_root:
+                free_until_s = tell()
+            elif index == _AGREEMENT:
+                every = np.frombuffer(ending.agreement.receive, dtype=np.int64).reshape(transport.world_size, -1)
+                limits[:] = [int(most) for most in every.max(axis=0)[:num_streams]]
+                restart()
     times = []
     for index, operation in enumerate(operations):
         rows = empty_times(int(limits[index]))

@@ -276,7 +276,7 @@ def _mixed(
     """Loop all streams; return each one's calls ``[world, num_calls, 2]`` and when the first rank thought of ending."""
     duration_s = context.decide(0, duration_s)[1]
     tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
-    looped = timing.loops(context.transport, operations, context.agreement, duration_s, context.beat_for(names[0]))
+    looped = timing.loops(context.transport, operations, context.ending, duration_s, context.beat_for(names[0]))
     mismatches += _check(context, names, operations, tags, max(len(times) for times in looped.times) - 1)
     free = context.synchronised(np.array([[looped.free_until_s, looped.free_until_s]]))
     gathered = [context.synchronised(times) for times in looped.times]
