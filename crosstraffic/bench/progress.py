@@ -31,6 +31,7 @@ class Progress:
         )
         self._task = self._bar.add_task("starting ranks", total=max(len(plan), 1), left="")
         self._begun = self._said = time.monotonic()
+        self._done = 0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -51,7 +52,9 @@ class Progress:
             self._bar.update(self._task, completed=done, total=max(total, 1), description=label[:48], left=left)
             return
         now = time.monotonic()
-        if now - self._said >= PLAIN_EVERY_S or (done == total and total):
+        is_last = done == total and total > 0 and self._done < total
+        self._done = done
+        if now - self._said >= PLAIN_EVERY_S or is_last:
             self._said = now
             print(f"{done}/{total} points, {label}, {left}", file=sys.stderr, flush=True)
 

@@ -36,7 +36,7 @@ def streaming_times(ends: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The time in which every stream of a mix was active, and the time in which any was, s on rank 0's clock."""
+    """Time in which the streams of a mix looped freely, s on rank 0's clock, and how much of it they overlapped."""
 
     begin_s: float
     end_s: float
@@ -44,11 +44,39 @@ class Window:
 
 
 def steady_window(starts: Sequence[Floats], ends: Sequence[Floats], free_until_s: float) -> Window:
-    """Find the window of a steady mix: all streams have begun, and no rank has held one back yet to end."""
-    begins = [float(np.nanmin(start)) for start in starts]
-    begin, stop = max(begins), min(free_until_s, *(float(np.nanmax(end)) for end in ends))
-    whole = max(float(np.nanmax(end)) for end in ends) - min(begins)
-    return Window(begin_s=begin, end_s=stop, overlap_fraction=max(0.0, stop - begin) / whole if whole > 0 else 0.0)
+    """Find the window of a steady mix: every stream has begun, and no rank has held one back yet to end.
+
+    The overlap is the share of the window in which every stream had a call in flight (on some rank).
+    """
+    begin = max(float(np.nanmin(start)) for start in starts)
+    end = min(free_until_s, *(float(np.nanmax(found)) for found in ends))
+    if end <= begin:
+        return Window(begin_s=begin, end_s=begin, overlap_fraction=0.0)
+    edges: list[tuple[float, int]] = []
+    for start, stop in zip(starts, ends, strict=True):
+        edges += _flights(np.nanmin(start, axis=1), np.nanmax(stop, axis=1), begin, end)
+    together, in_flight, since = 0.0, 0, begin
+    for at_s, change in sorted(edges):
+        if in_flight == len(starts):
+            together += at_s - since
+        in_flight, since = in_flight + change, at_s
+    return Window(begin_s=begin, end_s=end, overlap_fraction=together / (end - begin))
+
+
+def _flights(starts: Floats, ends: Floats, begin: float, end: float) -> list[tuple[float, int]]:
+    """Cut a stream's calls to the window and join those that touch: (time, +1) for each take-off, -1 for landings."""
+    kept = (ends > begin) & (starts < end)
+    order = np.argsort(starts[kept])
+    opens, closes = np.maximum(starts[kept][order], begin), np.minimum(ends[kept][order], end)
+    edges: list[tuple[float, int]] = []
+    last = -np.inf
+    for open_s, close_s in zip(opens.tolist(), np.maximum.accumulate(closes).tolist(), strict=True):
+        if open_s > last:
+            edges += [(open_s, 1), (close_s, -1)]
+        elif close_s > last:
+            edges[-1] = (close_s, -1)
+        last = max(last, close_s)
+    return edges
 
 
 def inside(starts: Floats, ends: Floats, window: Window) -> slice:
