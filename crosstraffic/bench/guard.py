@@ -2,8 +2,8 @@
 
 With a command as arguments it only ties that command's life to its parent's: mpiexec must not outlive who started it.
 
-Launchers of MPI tear the other ranks down, or not, in their own time when one process of theirs ends, and none says how
-a rank ended in a form that can be read. The guard is the process that the launcher knows; the rank is its child. When
+MPICH's launcher kills all its processes at once when a signal ends one of them, whatever it was told about cleaning up,
+so that nobody can tell which was first; and no launcher says in a form that can be read how each one ended. The guard is the process that the launcher knows; the rank is its child. When
 the rank ends badly, the guard stays until it is told to go, so that the rank can be named first.
 """
 
@@ -37,6 +37,8 @@ def guard(run_dir: Path, module: str, rank: int) -> int:
     """Run ``python -m module run_dir`` as this rank; return its exit code, 128 + signal where one ended it."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank inherits it: only the command decides what Ctrl-C means
+    # MPICH's launcher sends it to ranks that are still leaving when others have left: deadly to who does not expect it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     _write_output_to(log_path(run_dir, rank))
     child = os.fork()
     if child == 0:

@@ -178,7 +178,7 @@ _Commands = list[tuple[list[str], dict[str, str]]]
 
 
 def _start_mpi(num_ranks: int, run_dir: Path) -> _Commands:
-    """One mpiexec. Hydra (MPICH, Intel) forks here and leaves the others alone when a rank ends badly."""
+    """One mpiexec. Hydra (MPICH, Intel) forks here, and lets the others go on when one exits with an error code."""
     mpiexec = find_mpiexec()
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
     is_open_mpi = "Open MPI" in version.stdout or "OpenRTE" in version.stdout

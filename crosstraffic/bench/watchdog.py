@@ -53,7 +53,7 @@ class RankFailure:
             "exited": f"exited with code {self.exit_code}",
             "vanished": "vanished, and nobody saw how it ended,",
             "stands_still": f"has stood still for {self.still_s or 0:.1f} s",
-            "never_started": "never started",
+            "never_started": "never said that it started",
         }[self.what]
         if self.what == "never_started":
             return f"rank {self.rank} {did}"

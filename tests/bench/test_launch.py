@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from crosstraffic.bench import launch
 from crosstraffic.bench.heartbeat import ranks_folder, read_beats
 from crosstraffic.bench.launch import find_mpiexec, launch_local, passed_environment
 from crosstraffic.bench.processes import Process, running
+from crosstraffic.bench.watchdog import watch
 from crosstraffic.errors import EnvironmentRefused, UsageError
 
 EnvironmentOf = Callable[..., dict[str, str]]
@@ -117,6 +119,23 @@ def test_ranks_ignore_ctrl_c_and_see_only_the_allowed_environment(
             os.kill(beat.pid, signal.SIGINT)
         before = [beat.call or 0 for beat in read_beats(tmp_path)]
         wait_for_ranks(tmp_path, 2, max(before) + 10)
+
+
+@pytest.mark.mpi
+def test_the_launchers_sigusr1_ends_no_rank(tmp_path: Path, environment_of: EnvironmentOf) -> None:
+    """MPICH's proxy sends SIGUSR1 to ranks that still leave when others have left; guards died of it, now and then."""
+    with launch_local("mpi", 2, tmp_path, module="program_loop", environment=environment_of("mpi")) as ranks:
+        wait_for_ranks(tmp_path, 2)
+        beats = read_beats(tmp_path)
+        for beat in beats:
+            rank = running(beat.pid, beat.start_ticks)
+            assert rank is not None
+            os.kill(rank.parent_pid, signal.SIGUSR1)
+            os.kill(rank.pid, signal.SIGUSR1)
+        wait_for_ranks(tmp_path, 2, max(beat.call or 0 for beat in beats) + 10)
+        stop = threading.Event()
+        stop.set()
+        assert watch(ranks, stop=stop).failure is None
 
 
 @pytest.mark.parametrize(
