@@ -25,6 +25,7 @@ from crosstraffic.results.record import Place
 
 DEFAULT_RANKS = 4
 STAND_STILL_S = 60.0
+BUSY_SHARE = 0.5  # of the processors, as load average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def conduct(request: Request) -> Finished | None:
         folder=folder,
         command=_command(),
         resume=request.resume,
+        notes=[] if transport_name == "simulated" else _busy(),
     )
     session = take_up(folder)
     if transport_name == "simulated":
@@ -133,6 +135,16 @@ def _identity() -> RankIdentity | None:
         return identify(os.environ)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _busy() -> list[str]:
+    """Say so if other processes use this machine: the noise of their turns is not the interconnect's."""
+    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= BUSY_SHARE * processors:
+        return []
+    note = f"other processes kept this machine busy before the run: load {load:.1f} on {processors} processors"
+    print(f"{note}; times will be noisy", file=sys.stderr)
+    return [note]
 
 
 def _command() -> list[str]:

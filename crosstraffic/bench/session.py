@@ -50,6 +50,7 @@ def begin(
     folder: Path,
     command: Sequence[str],
     resume: bool,
+    notes: Sequence[str] = (),
 ) -> Session:
     """Make or take up the run folder and write run.json with status ``running``; done once, before ranks start.
 
@@ -82,6 +83,7 @@ def begin(
             definitions=definitions_block(),
             status="running",
             budget_s=scenario.measure.budget_s,
+            notes=tuple(notes),
         )
     with RunFolder.create(folder, info.run_id) as opened:
         opened.write_run(info)
