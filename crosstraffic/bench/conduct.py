@@ -25,7 +25,7 @@ from crosstraffic.results.record import Place
 
 DEFAULT_RANKS = 4
 STAND_STILL_S = 60.0
-BUSY_SHARE = 0.5  # of the processors, as load average
+BUSY_SHARE, BUSY_LOOK_S = 0.25, 0.3  # of the processors' time, over so long a look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +139,27 @@ def _identity() -> RankIdentity | None:
 
 def _busy() -> list[str]:
     """Say so if other processes use this machine: the noise of their turns is not the interconnect's."""
-    load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load <= BUSY_SHARE * processors:
+    before = _processor_times()
+    time.sleep(BUSY_LOOK_S)
+    after = _processor_times()
+    if before is None or after is None or after[1] == before[1]:
         return []
-    note = f"other processes kept this machine busy before the run: load {load:.1f} on {processors} processors"
-    print(f"{note}; times will be noisy", file=sys.stderr)
+    share = 1 - (after[0] - before[0]) / (after[1] - before[1])
+    if share <= BUSY_SHARE:
+        return []
+    note = f"other processes used {share:.0%} of this machine's processors when the run began"
+    print(f"{note}: times will be noisy", file=sys.stderr)
     return [note]
+
+
+def _processor_times() -> tuple[int, int] | None:
+    """Return idle and all time of the processors since boot, in ticks; None on systems without /proc/stat."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return None
+    ticks = [int(field) for field in first[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _command() -> list[str]:
