@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from crosstraffic.bench.alone import Sample, first_call, measure_alone
+from crosstraffic.bench.capacity import calls_of, too_big
 from crosstraffic.bench.clocks import Clocks, synchronise
 from crosstraffic.bench.context import RankContext, open_ending
 from crosstraffic.bench.plan import Point
@@ -30,7 +31,6 @@ from crosstraffic.results.store import RunFolder
 _HEADER = struct.Struct("<qdq")  # point index or -1 to end, slot in seconds, 1 to synchronise clocks first
 CLOCK_ROUNDS = 12
 CLOCK_EVERY_S = 4.0
-MEMORY_SHARE = 0.7
 
 
 class Heart(Protocol):
@@ -85,6 +85,10 @@ def run_plan(
     _synchronise(context)
     cold: dict[str, float | None] = {}
     for stream in scenario.streams:
+        cold[stream.name] = None
+        real = (stream.name, stream.payload_bytes)
+        if context.decide(int(too_big(scenario, [real], available_bytes) is not None))[0]:
+            continue
         cold[stream.name], worst = first_call(context, stream.name, stream.payload_bytes)
         if worst is not None and folder is not None:
             point = next(found for found in plan if found.streams[0][0] == stream.name)
@@ -237,7 +241,5 @@ def _impossible(
     need_s = sum(guesses.time_s(name, size) for name, size in point.streams) * (10 if point.kind != "step" else 0)
     if need_s > left_s:
         return "skipped", f"needs about {need_s:.3g} s, {left_s:.3g} s of the time budget are left"
-    need_bytes = sum(2 * size for _, size in point.streams) * scenario.num_ranks
-    if available_bytes is not None and need_bytes > MEMORY_SHARE * available_bytes:
-        return "oom", f"buffers of all ranks need {need_bytes} bytes, {available_bytes} bytes of memory are available"
-    return None
+    why = too_big(scenario, calls_of(scenario, point), available_bytes)
+    return None if why is None else ("oom", why)
