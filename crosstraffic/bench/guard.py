@@ -2,9 +2,10 @@
 
 With a command as arguments it only ties that command's life to its parent's: mpiexec must not outlive who started it.
 
-MPICH's launcher kills all its processes at once when a signal ends one of them, whatever it was told about cleaning up,
-so that nobody can tell which was first; and no launcher says in a form that can be read how each one ended. The guard is the process that the launcher knows; the rank is its child. When
-the rank ends badly, the guard stays until it is told to go, so that the rank can be named first.
+MPICH's launcher kills all its processes at once when a signal ends one of them, whatever it was told about cleaning
+up, so that nobody can tell which was first; and no launcher says in a form that can be read how each one ended. The
+guard is the process that the launcher knows; the rank is its child. When the rank ends badly, the guard stays until
+it is told to go, so that the rank can be named first.
 """
 
 import json
