@@ -13,7 +13,7 @@ from crosstraffic.bench.payload import check_receive, fill_send, poison
 from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.timing import Ending
 from crosstraffic.bench.transport import Channel, Floats, Operation, Transport, exchange_for, group_of
-from crosstraffic.patterns.stream import Op, Stream
+from crosstraffic.patterns.stream import POINT_TO_POINT_OPS, Op, Stream
 from crosstraffic.results.record import Mismatch
 
 _DECISION = struct.Struct("<qd")
@@ -85,15 +85,21 @@ class RankContext:
     def operation(
         self, name: str, payload_bytes: int, *, edge: tuple[int, int] | None = None, keep: bool = False
     ) -> Operation | None:
-        """Prepare a call of a stream; None where this rank has no part in it. ``keep`` holds it for the whole run."""
+        """Prepare a call of a stream; None where this rank has no part in it. ``keep`` holds it for the whole run.
+
+        Every member of a group prepares, also one that then has no part: members prepare in the same order. A rank
+        without a message to wait for must not loop: it would run ahead of the others without bound.
+        """
         key = (name, payload_bytes, edge)
         if key in self._kept:
             return self._kept[key]
         channel = self.channels[name]
         exchange = exchange_for(self.stream(name), self.transport.rank, payload_bytes, edge=edge)
         operation = None
-        if channel is not None and exchange is not None and not (edge is not None and exchange.is_idle):
+        if channel is not None and exchange is not None:
             operation = channel.prepare(exchange)
+            if exchange.is_idle and exchange.payload_bytes and exchange.op in POINT_TO_POINT_OPS:
+                operation = None
         if keep:
             self._kept[key] = operation
         return operation

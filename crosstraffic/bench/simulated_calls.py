@@ -12,10 +12,9 @@ from crosstraffic.bench.simulated_truth import SimulatedTruth, footprint_of
 from crosstraffic.bench.transport import Bytes, Exchange
 from crosstraffic.errors import RunFailed
 from crosstraffic.patterns.matrix import Matrix
-from crosstraffic.patterns.stream import MATRIX_OPS, Stream
+from crosstraffic.patterns.stream import MATRIX_OPS, POINT_TO_POINT_OPS, Stream
 from crosstraffic.patterns.wire import steps_by_tier, wire_matrix
 
-_POINT_TO_POINT = frozenset({"send_recv", "kv_transfer"})
 _NOISE_BATCH = 256
 
 
@@ -134,7 +133,7 @@ class Group:
             RunFailed: the members' orders differ.
         """
         member = part.exchange.index
-        if self.stream.op in _POINT_TO_POINT:
+        if self.stream.op in POINT_TO_POINT_OPS:
             key = (shape.index, start_number)
         else:
             key = (0, self.next_call[member])
@@ -153,7 +152,7 @@ class Group:
 
     def leave(self, call: Call) -> None:
         """Forget a call that has ended."""
-        key = (call.shape.index if self.stream.op in _POINT_TO_POINT else 0, call.number)
+        key = (call.shape.index if self.stream.op in POINT_TO_POINT_OPS else 0, call.number)
         del self.calls[key]
 
     def factor(self, sigma: float) -> float:
@@ -167,7 +166,7 @@ class Group:
 
 def takes_part(exchange: Exchange) -> bool:
     """Tell whether a rank must start a call before it can begin: messages between ranks do not wait for idle ones."""
-    return exchange.op not in _POINT_TO_POINT or exchange.payload_bytes == 0 or not exchange.is_idle
+    return exchange.op not in POINT_TO_POINT_OPS or exchange.payload_bytes == 0 or not exchange.is_idle
 
 
 def deliver(parts: Sequence[Part]) -> None:

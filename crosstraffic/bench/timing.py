@@ -98,17 +98,26 @@ class Ending:
 
 
 def loops(
-    transport: Transport, operations: Sequence[Operation | None], ending: Ending, duration_s: float, beat: Beat
+    transport: Transport,
+    operations: Sequence[Operation | None],
+    ending: Ending,
+    duration_s: float,
+    beat: Beat,
+    most: Sequence[int] | None = None,
 ) -> Looped:
     """Loop several streams at once for about ``duration_s``, each restarted the moment it ends, to an agreed end.
 
     Ranks must make the same number of calls of a stream. When rank 0's time is up it says so; each rank that hears it
     starts no more, tells the others how many calls it has started, and goes on to the largest number of all.
+
+    ``most`` bounds the calls of each stream: a rank that waits for nobody (nothing comes in, what goes out is buffered)
+    would else run far ahead, and the others would have to make all those calls at the end.
     """
     num_streams, is_root = len(operations), transport.rank == 0
     begins: list[list[float]] = [[] for _ in operations]
     ends: list[list[float]] = [[] for _ in operations]
-    limits: list[float] = [0 if operation is None else np.inf for operation in operations]
+    bounds = [np.inf] * num_streams if most is None else most
+    limits = [0 if operation is None else bound for operation, bound in zip(operations, bounds, strict=True)]
     now, wait_any = transport.now_s, transport.wait_any
     running: list[Operation] = []
     owners: list[int] = []

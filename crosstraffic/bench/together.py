@@ -30,6 +30,7 @@ ROUNDS = 2  # of alone and together segments, interleaved
 MAX_ROUNDS = 5
 MIN_OVERLAP = 0.9
 MIN_LOOPS, MAX_LOOPS = 8, 3000
+MOST_SPEEDUP = 2.0  # of a stream together against alone: bounds a rank that waits for nobody
 ONE_SHOT_CALLS = (6, 30)  # at least, at most
 
 
@@ -101,7 +102,8 @@ def measure_steady(
                 continue
             slowest_s = len(names) * max(guesses)
             window_s = max(slot_s / (ROUNDS * num_segments), min(MIN_LOOPS * slowest_s, slot_s))
-            mixed = _mixed(context, names, operations, window_s, mismatches)
+            most = [MIN_LOOPS + int(MOST_SPEEDUP * window_s / max(guess, 1e-7)) for guess in guesses]
+            mixed = _mixed(context, names, operations, window_s, most, mismatches)
             if mixed is None:
                 continue
             starts, ends = zip(*(split(part) for part in mixed[0]), strict=True)
@@ -271,12 +273,15 @@ def _mixed(
     names: Sequence[str],
     operations: Sequence[Operation | None],
     duration_s: float,
+    most: Sequence[int],
     mismatches: list[Mismatch | None],
 ) -> tuple[list[Floats], float] | None:
     """Loop all streams; return each one's calls ``[world, num_calls, 2]`` and when the first rank thought of ending."""
     duration_s = context.decide(0, duration_s)[1]
+    most = [context.decide(bound)[0] for bound in most]
     tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
-    looped = timing.loops(context.transport, operations, context.ending, duration_s, context.beat_for(names[0]))
+    beat = context.beat_for(names[0])
+    looped = timing.loops(context.transport, operations, context.ending, duration_s, beat, most)
     mismatches += _check(context, names, operations, tags, max(len(times) for times in looped.times) - 1)
     free = context.synchronised(np.array([[looped.free_until_s, looped.free_until_s]]))
     gathered = [context.synchronised(times) for times in looped.times]

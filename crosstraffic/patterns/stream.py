@@ -22,6 +22,7 @@ Op = Literal[
 Phase = Literal["prefill", "decode", "handoff"]
 OPS: tuple[str, ...] = get_args(Op)
 MATRIX_OPS = frozenset({"all_to_all_v", "send_recv", "kv_transfer"})
+POINT_TO_POINT_OPS = frozenset({"send_recv", "kv_transfer"})  # a rank with nothing to move has no part in a call
 ELEMENT_BYTES = 4  # payloads of reducing collectives are whole elements of this size on every transport
 
 
