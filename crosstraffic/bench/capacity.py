@@ -1,4 +1,4 @@
-"""Whether the buffers of a point fit: into one call's counts, and into the memory of the node. Judged before it runs."""
+"""Whether the buffers of a point fit: into what one call counts, and into the memory of the node. Judged beforehand."""
 
 from collections.abc import Iterable
 

@@ -5,22 +5,11 @@ import sys
 import traceback
 from pathlib import Path
 
-from crosstraffic.bench.heartbeat import Heart, State, stop_requested
+from crosstraffic.bench.heartbeat import Heart, State
 from crosstraffic.bench.open import open_transport
 from crosstraffic.bench.ranks import identify
 from crosstraffic.bench.session import run_rank, take_up
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused
-
-
-class WorkerHeart(Heart):
-    """A heart whose rank also looks whether the command asked the run to end."""
-
-    def __init__(self, run_dir: Path, rank: int) -> None:
-        super().__init__(run_dir, rank)
-        self._run_dir = run_dir
-
-    def should_stop(self) -> bool:
-        return stop_requested(self._run_dir)
 
 
 def bind(rank: int) -> None:
@@ -39,7 +28,7 @@ def main(arguments: list[str]) -> int:
     identity = identify(os.environ)
     if identity is None:
         raise EnvironmentRefused("no launcher told this process its rank; start ranks with crosstraffic run")
-    with WorkerHeart(folder, identity.rank) as heart:
+    with Heart(folder, identity.rank) as heart:
         try:
             session = take_up(folder)
             if session.transport_name == "mpi":
