@@ -13,12 +13,13 @@ from types import FrameType
 
 from crosstraffic.bench.guard import MODULE_VARIABLE, RUN_VARIABLE, log_path
 from crosstraffic.bench.heartbeat import ranks_folder, read_beats, request_stop
-from crosstraffic.bench.processes import Process, descendants, read_process, running, send_signal
+from crosstraffic.bench.processes import Process, descendants, read_process, running, send_signal, shared_segments
 from crosstraffic.bench.ranks import STORE_VARIABLE
 from crosstraffic.errors import EnvironmentRefused, UsageError
 
 WORKER = "crosstraffic.bench.worker"
 MAX_LOCAL_RANKS = 256
+SHARED_PREFIX = "mpich_shm_"  # memory that ranks of MPICH share, a file of their own in /dev/shm
 _TERMINATE_S, _KILL_S = 3.0, 5.0  # how long a launcher may take to end after SIGTERM, and after SIGKILL
 _PASSED = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV")
 _PASSED_PREFIXES = ("LC_", "MPICH_", "MPIR_CVAR_", "UCX_", "FI_", "OMPI_MCA_", "GLOO_", "NCCL_", "CUDA_", "PYTHONHASH")
@@ -58,6 +59,7 @@ class LocalRanks:
             EnvironmentRefused: a process outlives SIGKILL by 5 s (it hangs in the kernel); its pid is named.
         """
         everyone = self.processes()
+        segments = {path for process in everyone for path in shared_segments(process, SHARED_PREFIX)}
         for launcher in self._launchers:
             if launcher.poll() is None:
                 launcher.terminate()
@@ -70,6 +72,8 @@ class LocalRanks:
         if not _wait_until(lambda: not _alive(everyone) and None not in self.exit_codes(), _KILL_S):
             left = ", ".join(str(process.pid) for process in _alive(everyone))
             raise EnvironmentRefused(f"processes of this run outlive SIGKILL (they hang in the kernel): {left}")
+        for path in segments:
+            path.unlink(missing_ok=True)
 
     def last_lines(self, rank: int | None, num_lines: int = 12) -> tuple[str, ...]:
         """Return the last lines that a rank, or the launcher (None), wrote."""
