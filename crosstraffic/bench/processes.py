@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108: where Linux keeps POSIX shared memory, read only by name
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where Linux keeps POSIX shared memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
