@@ -1,27 +1,30 @@
 """Conduct a run: plan it, bring the ranks together (threads, local processes, or a launcher's), watch it to its end."""
 
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from crosstraffic.bench.launch import launch_local
-from crosstraffic.bench.open import open_transport, resolve_transport
-from crosstraffic.bench.plan import make_plan
+from crosstraffic.bench.open import AUTO, open_transport, resolve_transport
+from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.progress import Progress
 from crosstraffic.bench.ranks import RankIdentity, identify
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile, default_scenario, read_scenario
-from crosstraffic.bench.session import Session, begin, end_failed, run_rank, take_up
+from crosstraffic.bench.session import Session, begin, end_failed, run_rank, scenario_file, take_up
 from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
 from crosstraffic.bench.watchdog import watch
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused, RunFailed, UsageError
 from crosstraffic.results.record import Place
+from crosstraffic.results.run_info import RunInfo
+from crosstraffic.results.store import read_run_info
 
 DEFAULT_RANKS = 4
 STAND_STILL_S = 60.0
@@ -57,16 +60,17 @@ def conduct(request: Request) -> Finished | None:
         UsageError: what was asked cannot be.
         EnvironmentRefused: this machine or launch cannot measure it.
     """
-    transport_name = "simulated" if request.transport == "simulated" else resolve_transport(request.transport)
+    before = _before(request)
+    asked = before.transport.name if before is not None and request.transport == AUTO else request.transport
+    transport_name = "simulated" if asked == "simulated" else resolve_transport(asked)
     identity = None if transport_name == "simulated" else _identity()
-    scenario = plan_scenario(request, identity)
-    plan = make_plan(scenario)
+    scenario, plan = plan_scenario(request, identity, before)
     if transport_name == "simulated":
         simulated_truth(scenario.file)
     folder = request.output or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if identity is not None:
-        return _in_launched_rank(request, scenario, transport_name, identity, folder)
-    session = begin(
+        return _in_launched_rank(request, scenario, plan, transport_name, identity, folder)
+    begin(
         scenario,
         plan,
         transport_name=transport_name,
@@ -81,25 +85,42 @@ def conduct(request: Request) -> Finished | None:
     return _in_local_ranks(session, scenario.num_ranks)
 
 
-def plan_scenario(request: Request, identity: RankIdentity | None) -> Scenario:
-    """Read and resolve the scenario, with what the command line changes in it.
+def _before(request: Request) -> RunInfo | None:
+    """Return the run that is to be finished: what the command line leaves open is as it was there."""
+    if not request.resume:
+        return None
+    if request.output is None:
+        raise UsageError("--resume needs --output, the folder of the run to finish")
+    return read_run_info(request.output)
+
+
+def plan_scenario(
+    request: Request, identity: RankIdentity | None, before: RunInfo | None = None
+) -> tuple[Scenario, tuple[Point, ...]]:
+    """Read, resolve and plan the scenario, with what the command line changes in it; ``before``: a run to resume.
 
     Raises:
         UsageError: a value, a name or a combination is wrong.
     """
-    if request.budget_s is not None and not request.budget_s > 0:
-        raise UsageError(f"--budget must be more than 0 seconds: {request.budget_s:g}")
-    if request.resume and request.output is None:
-        raise UsageError("--resume needs --output, the folder of the run to finish")
+    if request.budget_s is not None and not 0 < request.budget_s < math.inf:
+        raise UsageError(f"--budget must be more than 0 seconds, and finite: {request.budget_s:g}")
     if identity is not None and request.ranks is not None and request.ranks != identity.world_size:
         raise UsageError(f"--ranks {request.ranks}: {identity.launcher} has started {identity.world_size} ranks")
     world = identity.world_size if identity is not None else request.ranks
-    file = read_scenario(request.scenario) if request.scenario else default_scenario(world or DEFAULT_RANKS)
-    if request.scenario is None and file.name == "collectives":
-        print(f"no shipped model layout has {world} ranks: measuring plain collectives", file=sys.stderr)
+    if world is None and before is not None:
+        world = before.world_size
+    if request.scenario is not None:
+        file = read_scenario(request.scenario)
+    elif before is not None:
+        file = scenario_file(before)
+    else:
+        file = default_scenario(world or DEFAULT_RANKS)
+        if file.name == "collectives":
+            print(f"no shipped model layout has {world} ranks: measuring plain collectives", file=sys.stderr)
     num_ranks = world or file.ranks or DEFAULT_RANKS
     try:
-        return resolve(_changed(file, request), num_ranks)
+        scenario = resolve(_changed(file, request), num_ranks)
+        return scenario, make_plan(scenario)
     except ValueError as error:
         raise UsageError(f"scenario {file.name} on {num_ranks} ranks: {error}") from error
 
@@ -252,10 +273,14 @@ def _in_local_ranks(session: Session, num_ranks: int) -> Finished:
 
 
 def _in_launched_rank(
-    request: Request, scenario: Scenario, transport_name: str, identity: RankIdentity, folder: Path
+    request: Request,
+    scenario: Scenario,
+    plan: Sequence[Point],
+    transport_name: str,
+    identity: RankIdentity,
+    folder: Path,
 ) -> Finished | None:
     transport = open_transport(transport_name, identity)
-    plan = make_plan(scenario)
     failure = b""
     if transport.rank == 0:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 
 from crosstraffic.bench.clocks import Clocks
 from crosstraffic.bench.payload import check_receive, fill_send, poison
+from crosstraffic.bench.plan import MAX_MIX
 from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.timing import Ending
 from crosstraffic.bench.transport import Channel, Floats, Operation, Transport, exchange_for, group_of
@@ -23,9 +24,6 @@ class Heart(Protocol):
     """Where a rank says what it is doing, for a watchdog to read; each call costs far less than a message."""
 
     def call(self, point: int, stream: int, call: int) -> None: ...
-
-
-MAX_MIX = 32  # streams that can be measured together
 
 
 def open_ending(transport: Transport) -> Ending:

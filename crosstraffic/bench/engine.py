@@ -11,11 +11,12 @@ from crosstraffic.bench.alone import Sample, first_call, measure_alone
 from crosstraffic.bench.capacity import calls_of, too_big
 from crosstraffic.bench.clocks import Clocks, synchronise
 from crosstraffic.bench.context import RankContext, open_ending
-from crosstraffic.bench.plan import Point
+from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.recording import (
     Span,
     alone_records,
     failed_records,
+    first_call_record,
     keep_samples,
     measured_s,
     mix_records,
@@ -31,6 +32,7 @@ from crosstraffic.results.store import RunFolder
 _HEADER = struct.Struct("<qdq")  # point index or -1 to end, slot in seconds, 1 to synchronise clocks first
 CLOCK_ROUNDS = 12
 CLOCK_EVERY_S = 4.0
+EXPECTED_BYTES_PER_S = 1e9  # until a stream has shown more
 
 
 class Heart(Protocol):
@@ -83,6 +85,7 @@ def run_plan(
         started_s=begun,
     )
     _synchronise(context)
+    outcome = Outcome()
     cold: dict[str, float | None] = {}
     for stream in scenario.streams:
         cold[stream.name] = None
@@ -90,11 +93,10 @@ def run_plan(
         if context.decide(int(too_big(scenario, [real], available_bytes) is not None))[0]:
             continue
         cold[stream.name], worst = first_call(context, stream.name, stream.payload_bytes)
-        if worst is not None and folder is not None:
-            point = next(found for found in plan if found.streams[0][0] == stream.name)
-            why = f"first call: rank {worst.rank} received wrong bytes from rank {worst.peer}"
-            folder.append(failed_records(context, point, "wrong_data", why, 0.0)[0])
-    outcome = _measure(context, plan, heart, folder, cold, available_bytes)
+        point = next((found for found in make_plan(scenario) if stream.name in dict(found.streams)), None)
+        if worst is not None and point is not None:
+            _keep(folder, outcome, [first_call_record(context, point, worst)])
+    _measure(context, plan, outcome, heart, folder, cold, available_bytes)
     _synchronise(context)
     if context.is_root and context.clocks is not None:
         outcome.clocks = tuple(context.clocks.models())
@@ -106,13 +108,13 @@ def run_plan(
 def _measure(
     context: RankContext,
     plan: Sequence[Point],
+    outcome: Outcome,
     heart: Heart,
     folder: RunFolder | None,
     cold: dict[str, float | None],
     available_bytes: int | None,
-) -> Outcome:
+) -> None:
     transport, scenario = context.transport, context.scenario
-    outcome = Outcome()
     guesses = _Guesses()
     synchronised_s = transport.now_s()
     weights_left = [*np.cumsum([point.weight for point in reversed(plan)])[::-1], 0.0]
@@ -146,7 +148,6 @@ def _measure(
         outcome.measured_s += busy_s
         outcome.num_done += 1
         index += 1
-    return outcome
 
 
 def _measure_point(
@@ -227,9 +228,10 @@ class _Guesses:
     def time_s(self, name: str, size: int) -> float:
         known = self._known.get(name)
         if not known:
-            return 1e-4 + size / 1e9
+            return 1e-4 + size / EXPECTED_BYTES_PER_S
         nearest = min(known, key=lambda other: abs(np.log((other + 1) / (size + 1))))
-        return known[nearest] * max(size / max(nearest, 1), 1.0)
+        rate = max(EXPECTED_BYTES_PER_S, *(other / time_s for other, time_s in known.items()))
+        return known[nearest] + max(size - nearest, 0) / rate
 
 
 def _impossible(

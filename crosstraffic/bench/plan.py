@@ -16,6 +16,7 @@ from crosstraffic.patterns.stream import Stream, round_payload, stream_to_dict
 
 # Shares of the time budget, by kind of point. Large and mixed points need more time for the same precision.
 WEIGHTS = {"alone": 1.0, "alone_real": 2.0, "steady": 4.0, "one_shot": 3.0, "step": 24.0}
+MAX_MIX = 32  # streams that can be measured together
 REPEAT_EVERY = 3  # every third size is visited twice, far apart in time: the repeat noise
 
 
@@ -50,7 +51,8 @@ def make_plan(scenario: Scenario) -> tuple[Point, ...]:
     points = [*_alone(scenario), *_together(scenario), *_steps(scenario)]
     keys = [point.key for point in points]
     if len(set(keys)) != len(keys):
-        raise ValueError("the plan holds the same point twice")
+        twice = next(point.label for point in points if keys.count(point.key) > 1)
+        raise ValueError(f"the plan holds the same point twice: {twice}")
     order = list(range(len(points)))
     random.Random(scenario.measure.seed).shuffle(order)
     first_visits = [index for index in order if points[index].repeat == 0]
@@ -64,9 +66,8 @@ def sweep_sizes(scenario: Scenario, stream: Stream) -> tuple[int, ...]:
     if measure.sizes is not None:
         wanted = list(measure.sizes)
     else:
-        top = max(measure.max_size, measure.min_size)
-        wanted = [round(size) for size in np.geomspace(measure.min_size, top, measure.num_sizes)]
-    rounded = {round_payload(stream.op, max(size, 1), stream.group_size) for size in wanted}
+        wanted = [round(size) for size in np.geomspace(measure.min_size, measure.max_size, measure.num_sizes)]
+    rounded = {round_payload(stream.op, size, stream.group_size) for size in wanted}
     return tuple(sorted(rounded | set(scenario.real_sizes[stream.name])))
 
 
@@ -85,7 +86,7 @@ def mixes(scenario: Scenario) -> tuple[tuple[str, ...], ...]:
         return (*pairs, *_checked(wanted, names))
     patterns = {stream.name: stream.pattern for stream in scenario.streams}
     triples.sort(key=lambda triple: -len({patterns[name] for name in triple}))
-    return (*pairs, *triples[: max(wanted, 0)])
+    return (*pairs, *triples[:wanted])
 
 
 def _checked(wanted: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -95,6 +96,8 @@ def _checked(wanted: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[t
             raise ValueError(f"mix {'+'.join(mix)} names unknown streams {unknown}; known: {', '.join(names)}")
         if len(set(mix)) != len(mix) or len(mix) < 2:
             raise ValueError(f"mix {'+'.join(mix)} needs at least two different streams")
+        if len(mix) > MAX_MIX:
+            raise ValueError(f"a mix can hold up to {MAX_MIX} streams, not {len(mix)}")
     return tuple(wanted)
 
 

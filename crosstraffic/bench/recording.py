@@ -189,6 +189,24 @@ def failed_records(context: RankContext, point: Point, status: Status, why: str,
     ]
 
 
+def first_call_record(context: RankContext, point: Point, mismatch: Mismatch) -> Record:
+    """Return a record that says that the very first call of a stream, made before its points, brought wrong bytes."""
+    name, size = next(found for found in point.streams if found[0] == mismatch.stream)
+    return _record(
+        context,
+        point,
+        Span(started_s=0.0, elapsed_s=0.0, clock_error_s=0.0),
+        stream=context.stream(name),
+        payload_bytes=size,
+        times=np.empty(0),
+        local=np.empty(0),
+        dependent=False,
+        mismatch=mismatch,
+        num_verified_calls=1,
+        measured_s=0.0,
+    )
+
+
 def keep_samples(folder: RunFolder, point: Point, sample: Sample | MixSample | StepSample) -> str:
     """Write the raw clock readings of a point; return the path for its records."""
     arrays: dict[str, Floats] = {}

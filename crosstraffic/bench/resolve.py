@@ -205,6 +205,8 @@ def _by_hand(spec: StreamSpec, num_ranks: int) -> Stream:
         raise ValueError(f"stream {spec.name}: op {spec.op} {'needs' if spec.op in MATRIX_OPS else 'takes no'} matrix")
     rule = None if spec.matrix is None else _rule(spec, groups)
     payload = spec.payload if rule is None else _largest_row(rule, groups)
+    if not payload and max(map(len, groups)) > 1:
+        raise ValueError(f"stream {spec.name}: its matrix moves no bytes")
     return Stream(
         name=spec.name,
         pattern=spec.pattern,

@@ -3,16 +3,17 @@
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from crosstraffic.errors import UsageError
 from crosstraffic.patterns.stream import Op
 from crosstraffic.units import parse_bytes
 
 BUILT_IN = Path(__file__).parent / "scenarios"
-Size = Annotated[int, BeforeValidator(parse_bytes)]
+Size = Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)]
+Group = Annotated[tuple[int, ...], Field(min_length=1)]
 
 
 class _Spec(BaseModel):
@@ -62,7 +63,7 @@ class StreamSpec(_Spec):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.:-]+$")
     op: Op
     payload: Size
-    groups: Literal["world"] | tuple[tuple[int, ...], ...] = "world"
+    groups: Literal["world"] | Annotated[tuple[Group, ...], Field(min_length=1)] = "world"
     pattern: str = "custom"
     matrix: Literal["ring", "chain", "halves"] | RoutingSpec | tuple[tuple[int, ...], ...] | None = None
 
@@ -76,14 +77,20 @@ class MeasureSpec(_Spec):
     max_size: Size = 2**24
     cadences: tuple[Literal["isolated", "streaming"], ...] = ("isolated", "streaming")
     together: Literal["pairs", "none"] | tuple[tuple[str, ...], ...] = "pairs"
-    triples: int | tuple[tuple[str, str, str], ...] = 1
+    triples: Annotated[int, Field(ge=0)] | tuple[tuple[str, str, str], ...] = 1
     modes: tuple[Literal["steady", "one_shot"], ...] = ("steady", "one_shot")
     steps: bool = True
     target: float = Field(default=0.04, gt=0, lt=1)
     max_calls: int = Field(default=300, ge=8)
-    budget_s: float = Field(default=110.0, gt=0)
+    budget_s: float = Field(default=110.0, gt=0, allow_inf_nan=False)
     seed: int = Field(default=1, ge=0)
     verify: bool = True
+
+    @model_validator(mode="after")
+    def _sizes_ascend(self) -> Self:
+        if self.min_size > self.max_size:
+            raise ValueError(f"min_size must not be over max_size: {self.min_size} bytes over {self.max_size} bytes")
+        return self
 
 
 class ScenarioFile(_Spec):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from crosstraffic import __version__
 from crosstraffic.bench.engine import Heart, Outcome, run_plan
 from crosstraffic.bench.plan import Point, make_plan
@@ -60,9 +62,12 @@ def begin(
     asked = _asked(scenario)
     if resume:
         info = read_run_info(folder)
-        if info.scenario != asked or info.transport.name != transport_name:
+        if _apart_from_budget(info.scenario) != _apart_from_budget(asked) or info.transport.name != transport_name:
             raise UsageError(f"cannot resume {folder}: it was measured with another scenario, rank count or transport")
-        info = info.model_copy(update={"status": "running", "why": None})
+        budget_s = scenario.measure.budget_s
+        planned = info.plan.model_copy(update={"budget_s": budget_s})
+        changes = {"status": "running", "why": None, "scenario": asked, "plan": planned, "budget_s": budget_s}
+        info = info.model_copy(update=changes)
     else:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"output folder {folder} is not empty; choose another, or add --resume to finish its run")
@@ -90,11 +95,30 @@ def begin(
     return Session(scenario=scenario, plan=tuple(plan), transport_name=transport_name, folder=folder)
 
 
+def scenario_file(info: RunInfo) -> ScenarioFile:
+    """Return the scenario that a run was asked to measure.
+
+    Raises:
+        UsageError: run.json does not hold one.
+    """
+    try:
+        return ScenarioFile.model_validate(info.scenario["file"])
+    except (KeyError, ValidationError) as error:
+        raise UsageError(
+            f"run.json of run {info.run_id} holds no scenario that this version can read: {error}"
+        ) from error
+
+
+def _apart_from_budget(asked: Mapping[str, Any]) -> dict[str, Any]:
+    file = asked.get("file", {})
+    measure = {name: value for name, value in file.get("measure", {}).items() if name != "budget_s"}
+    return {**asked, "file": {**file, "measure": measure}}
+
+
 def take_up(folder: Path, *, resume: bool = True) -> Session:
     """Read what a run folder asks for: how a rank that was started for it begins. Points already kept are left out."""
     info = read_run_info(folder)
-    file = ScenarioFile.model_validate(info.scenario["file"])
-    scenario = resolve(file, info.world_size)
+    scenario = resolve(scenario_file(info), info.world_size)
     plan = make_plan(scenario)
     if resume:
         records = read_records(folder)[0]
@@ -215,7 +239,7 @@ def _ending(session: Session, outcome: Outcome, info: RunInfo) -> Mapping[str, A
         "measured_s": measured_s,
         "wall_s": wall_s,
         "measured_share": measured_s / wall_s if wall_s > 0 else None,
-        "late_ranks": late_ranks(outcome.records),
+        "late_ranks": late_ranks(read_records(session.folder)[0]),
     }
 
 
