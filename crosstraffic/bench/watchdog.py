@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Literal
 from crosstraffic.bench.guard import exit_path
 from crosstraffic.bench.heartbeat import Beat, State, read_beats, request_stop
 from crosstraffic.bench.launch import LocalRanks
-from crosstraffic.bench.processes import running
+from crosstraffic.bench.processes import running, send_signal
 
 POLL_S = 0.1
 SETTLE_S = 0.5  # after the first death: time for its status to be written and for others to follow
@@ -203,6 +204,7 @@ def _watch(
         measuring = any(beat.state != State.STARTING for beat in beats.values())
         if now - moved_s > (stand_still_s if measuring else max(start_limit_s, stand_still_s)):
             still = stand_still(local, beats, stream_names)
+            ask_where(beats)
             last = local.last_lines(still[0].rank if still else None)
             local.stop()
             return Outcome(failures=still, last_lines=last, interrupted=stop_s is not None)
@@ -328,6 +330,15 @@ def stand_still(local: LocalRanks, beats: Mapping[int, Beat], stream_names: Sequ
         )
         for beat in suspects
     )
+
+
+def ask_where(beats: Mapping[int, Beat]) -> None:
+    """Make each rank write the Python call it is in to its log (``worker`` answers SIGUSR1 so; others ignore it)."""
+    for beat in beats.values():
+        process = running(beat.pid, beat.start_ticks)
+        if process is not None:
+            send_signal(process, signal.SIGUSR1)
+    time.sleep(SETTLE_S)
 
 
 def _behind(waiting: Sequence[Beat]) -> list[Beat]:

@@ -1,6 +1,8 @@
 """One rank that ``crosstraffic run`` started on this machine: ``python -m crosstraffic.bench.worker FOLDER``."""
 
+import faulthandler
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -28,6 +30,7 @@ def main(arguments: list[str]) -> int:
     identity = identify(os.environ)
     if identity is None:
         raise EnvironmentRefused("no launcher told this process its rank; start ranks with crosstraffic run")
+    faulthandler.register(signal.SIGUSR1)  # the watchdog asks where a rank that stands still is
     with Heart(folder, identity.rank) as heart:
         try:
             session = take_up(folder)
