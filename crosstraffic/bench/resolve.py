@@ -23,7 +23,7 @@ class Scenario:
 
     Streams that are one communication (same op and byte shape, on the same groups or on some of them) are measured
     once, under the name of the one that moves most; ``aliases`` maps the others, as ``phase.name``, to it, and
-    ``real_sizes`` holds the bytes per call of all of them.
+    ``real_sizes`` holds the bytes per call of all of them. A ring or chain of one rank sends nothing and is left out.
     """
 
     name: str
@@ -55,8 +55,8 @@ def resolve(file: ScenarioFile, num_ranks: int) -> Scenario:
     if file.ranks is not None and file.ranks != num_ranks:
         raise ValueError(f"scenario {file.name} is laid out for {file.ranks} ranks, not {num_ranks}")
     phases = _phases(file, num_ranks)
-    by_hand = tuple(_by_hand(spec, num_ranks) for spec in file.stream)
-    every = [stream for phase in phases for stream in phase.streams] + list(by_hand)
+    by_hand = [stream for spec in file.stream if (stream := _by_hand(spec, num_ranks)).payload_bytes]
+    every = [stream for phase in phases for stream in phase.streams] + by_hand
     if not every:
         raise ValueError(f"scenario {file.name} puts nothing on the wire with {num_ranks} rank(s)")
     names = [stream.name for stream in by_hand]

@@ -89,7 +89,7 @@ def measure_steady(
     guesses = list(alone_s)
     overlaps: list[float] = []
     together_s = 0.0
-    good_rounds, rounds = 0, 0
+    good_rounds, rounds, stretch = 0, 0, 1
     going = 1
     while going:
         rounds += 1
@@ -101,7 +101,7 @@ def measure_steady(
                 _alone_segment(context, names, operations, segment, window_s, guesses, parts, mismatches)
                 continue
             slowest_s = len(names) * max(guesses)
-            window_s = max(slot_s / (ROUNDS * num_segments), min(MIN_LOOPS * slowest_s, slot_s))
+            window_s = stretch * max(slot_s / (ROUNDS * num_segments), min(MIN_LOOPS * slowest_s, slot_s))
             most = [MIN_LOOPS + int(MOST_SPEEDUP * window_s / max(guess, 1e-7)) for guess in guesses]
             mixed = _mixed(context, names, operations, window_s, most, mismatches)
             if mixed is None:
@@ -122,8 +122,10 @@ def measure_steady(
                     part.local.append(local_times(starts[index][kept], ends[index][kept]))
         if context.is_root:
             spent = context.transport.now_s() - begun
-            enough = good_rounds >= ROUNDS and min(_num_calls(part) for part in parts) >= MIN_LOOPS
-            late = spent > 1.5 * slot_s and good_rounds >= 1
+            num_calls = min(_num_calls(part) for part in parts)
+            enough = good_rounds >= ROUNDS and num_calls >= MIN_LOOPS
+            late = spent > 1.5 * slot_s and num_calls > 0
+            stretch *= 1 if num_calls else 2  # calls together take longer than was thought
             going = int(not (enough or late or rounds >= MAX_ROUNDS or stopping()))
         going, _ = context.decide(going)
     worst = context.first_mismatch(mismatches)
