@@ -150,10 +150,10 @@ def loops(
             running.append(ending.signal)
             owners.append(_SIGNAL)
         restart()
-        if is_root and not running:
-            transport.sleep(duration_s)
         while True:
-            if is_root and not signalled and now() >= deadline_s:
+            if is_root and not running and not signalled:  # it has no part in any stream, or has made all it may
+                transport.sleep(max(deadline_s - now(), 0.0))
+            if is_root and not signalled and (not running or now() >= deadline_s):
                 signalled = True
                 ending.signal.start()
                 running.append(ending.signal)
