@@ -32,9 +32,9 @@ class SimulatedTruth:
     (a byte that stays in the node once).
 
     A rank's clock shows ``time * (1 + drift) + offset``. ``noise_sigma`` is that of a lognormal factor of median 1 on
-    the time of each call. ``straggler_s`` is by how much each blocking call of a rank returns late. Control messages
-    (barriers, pings) take ``control_latency_s``, pings also ``ping_extra_s`` always and an exponential time of mean
-    ``ping_jitter_s``, both given as (to a higher rank, to a lower rank).
+    the time of each call. ``straggler_s`` is by how much each barrier and each call of a rank returns late; it answers
+    pings at once. Control messages (barriers, pings) take ``control_latency_s``, pings also ``ping_extra_s`` always and
+    an exponential time of mean ``ping_jitter_s``, both given as (to a higher rank, to a lower rank).
     """
 
     ranks_per_node: int

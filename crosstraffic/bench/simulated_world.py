@@ -244,7 +244,7 @@ class SimulatedWorld:
             self._listeners[key] = rank
             self.block(rank, lambda: f"receive_float from rank {peer}")
         arrival_s, value = box.popleft()
-        rank.time_s = max(rank.time_s, arrival_s) + rank.delay_s
+        rank.time_s = max(rank.time_s, arrival_s)
         return value
 
     def read_clock(self, rank: Rank) -> float:
