@@ -81,6 +81,8 @@ def measure_steady(
 ) -> MixSample | None:
     """Measure a mix in its steady state within about ``slot_s``; ``alone_s`` are first guesses of each call's time."""
     names, operations, shared = _prepare(context, point)
+    if context.decide(int(shared is not None))[0]:
+        return _unmeasured(names, shared)
     begun = context.transport.now_s()
     num_segments = len(names) + 1
     parts = [Part() for _ in names]
@@ -132,8 +134,8 @@ def measure_steady(
     if not context.is_root:
         return None
     best = float(np.median([found for found in overlaps if found >= MIN_OVERLAP] or [max(overlaps)]))
-    invalid = shared
-    if invalid is None and good_rounds == 0:
+    invalid = None
+    if good_rounds == 0:
         invalid = f"streams overlapped {best:.0%} of the time, at least {MIN_OVERLAP:.0%} is needed"
     if invalid is None and min(_num_calls(part) for part in parts) == 0:
         invalid = "a stream made no call that lay wholly inside the window in which all streams were active"
@@ -157,6 +159,8 @@ def measure_one_shot(
 ) -> MixSample | None:
     """Measure a mix started at one barrier, again and again, each stream alone in between, within about ``slot_s``."""
     names, operations, shared = _prepare(context, point)
+    if context.decide(int(shared is not None))[0]:
+        return _unmeasured(names, shared)
     parts = [Part() for _ in names]
     order = random.Random(int(point.key, 16))
     mismatches: list[Mismatch | None] = []
@@ -213,8 +217,8 @@ def measure_one_shot(
             part.alone_times.append(isolated_times(alone_starts, alone_ends))
             part.alone_local.append(local_times(alone_starts, alone_ends))
     overlap = float(np.median(overlaps))
-    invalid = shared
-    if invalid is None and overlap < MIN_OVERLAP:
+    invalid = None
+    if overlap < MIN_OVERLAP:
         invalid = f"the shorter stream ran {overlap:.0%} of its time beside the other, {MIN_OVERLAP:.0%} is needed"
     return MixSample(
         parts=tuple(parts),
@@ -231,6 +235,21 @@ def _prepare(context: RankContext, point: Point) -> tuple[list[str], list[Operat
     names = [name for name, _ in point.streams]
     operations = [context.operation(name, size, keep=True) for name, size in point.streams]
     return names, operations, shared_communicators(context, names)
+
+
+def _unmeasured(names: Sequence[str], shared: str | None) -> MixSample | None:
+    """Return a mix that was not tried, on rank 0: calls on one communicator, in no agreed order, may never end."""
+    if shared is None:
+        return None
+    return MixSample(
+        parts=tuple(Part() for _ in names),
+        whole=np.empty(0),
+        together_s=0.0,
+        overlap_fraction=0.0,
+        invalid=shared,
+        num_verified=0,
+        mismatch=None,
+    )
 
 
 def _check(

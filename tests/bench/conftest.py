@@ -1,5 +1,6 @@
-"""Run rank programs (tests/bench/programs) on real local ranks."""
+"""Run rank programs (tests/bench/programs) on real local ranks; make this folder's simulated runs importable."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from crosstraffic.bench.launch import launch_local
 from crosstraffic.bench.watchdog import watch
 
 PROGRAMS = Path(__file__).parent / "programs"
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def program_environment(transport: str, **extra: str) -> dict[str, str]:
