@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from crosstraffic.bench.replay import StepSample, measure_step
 from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.together import MixSample, measure_one_shot, measure_steady
 from crosstraffic.bench.transport import Transport
+from crosstraffic.bench.turns import MAX_TRIES, MIN_SHARE, Stopwatch, Turns
 from crosstraffic.results.record import ClockModel, Record, Status
 from crosstraffic.results.store import RunFolder
 
@@ -66,11 +67,13 @@ def run_plan(
     heart: Heart,
     folder: RunFolder | None,
     available_bytes: int | None = None,
+    num_processors: int | None = None,
 ) -> Outcome | None:
     """Measure a plan; rank 0 writes records into ``folder`` as it goes and returns the outcome, others None.
 
     ``available_bytes`` is the memory that all ranks of a node may use for buffers together; a point that needs more
-    gets a record with status ``oom``.
+    gets a record with status ``oom``. ``num_processors`` is how many processors the ranks keep busy by polling; where
+    it is known, points during which other processes took part of them are measured again at the end.
     """
     begun = transport.now_s()
     channels = {stream.name: transport.open_channel(stream) for stream in scenario.streams}
@@ -96,7 +99,7 @@ def run_plan(
         point = next((found for found in make_plan(scenario) if stream.name in dict(found.streams)), None)
         if worst is not None and point is not None:
             _keep(folder, outcome, [first_call_record(context, point, worst)])
-    _measure(context, plan, outcome, heart, folder, cold, available_bytes)
+    _measure(context, plan, outcome, heart, folder, cold, available_bytes, num_processors)
     _synchronise(context)
     if context.is_root and context.clocks is not None:
         outcome.clocks = tuple(context.clocks.models())
@@ -113,41 +116,54 @@ def _measure(
     folder: RunFolder | None,
     cold: dict[str, float | None],
     available_bytes: int | None,
+    num_processors: int | None,
 ) -> None:
     transport, scenario = context.transport, context.scenario
     guesses = _Guesses()
+    turns = Turns(plan)
+    disturbed: dict[int, _Try] = {}
     synchronised_s = transport.now_s()
-    weights_left = [*np.cumsum([point.weight for point in reversed(plan)])[::-1], 0.0]
-    index, seconds_left = 0, 0.0
+    tries, seconds_left = 0, 0.0
     while True:
         header = None
         if context.is_root:
             elapsed = transport.now_s() - context.started_s
             left = scenario.measure.budget_s - elapsed
-            while index < len(plan) and (why := _impossible(plan[index], guesses, left, available_bytes, scenario)):
-                _keep(folder, outcome, failed_records(context, plan[index], *why, elapsed))
-                index += 1
-            seconds_left = max(left, 0.0) if index < len(plan) else 0.0
             outcome.interrupted = heart.should_stop()
+            turn = None if outcome.interrupted else turns.take()
+            while turn is not None and (why := _impossible(plan[turn[0]], guesses, left, available_bytes, scenario)):
+                if turn[0] not in disturbed:
+                    _keep(folder, outcome, failed_records(context, plan[turn[0]], *why, elapsed))
+                turn = turns.take()
+            seconds_left = 0.0 if turn is None else max(left, 0.0)
             due = transport.now_s() - synchronised_s > CLOCK_EVERY_S
-            going = index < len(plan) and not outcome.interrupted
-            slot = 0.0
-            if going:
-                slot = max(left, 0.05) * plan[index].weight / float(weights_left[index])
-            header = _HEADER.pack(index if going else -1, slot, int(due))
+            next_index, tries = (-1, 0) if turn is None else turn
+            header = _HEADER.pack(next_index, 0.0 if turn is None else turns.slot_s(next_index, left), int(due))
         index, slot_s, due_now = _HEADER.unpack(transport.broadcast(header))
-        heart.progress(index if index >= 0 else len(plan), len(plan), seconds_left)
+        heart.progress(len(plan) - len(turns.queue) if index >= 0 else len(plan), len(plan), seconds_left)
         if index < 0:
             break
         if due_now:
             _synchronise(context)
             synchronised_s = transport.now_s()
         context.point_index = index
-        records, busy_s = _measure_point(context, plan[index], slot_s, guesses, cold, heart, folder)
-        _keep(folder, outcome, records)
-        outcome.measured_s += busy_s
-        outcome.num_done += 1
-        index += 1
+        watch = Stopwatch(transport)
+        found = _measure_point(context, plan[index], slot_s, guesses, cold, heart)
+        share = watch.share(num_processors)
+        if found is None:
+            continue
+        best = found = replace(found, share=share)
+        earlier = disturbed.pop(index, None)
+        if earlier is not None and (earlier.share or 0.0) > (share or 0.0):
+            best = earlier
+        is_good = all(record.status == "ok" for record in found.records)
+        if is_good and best.share is not None and best.share < MIN_SHARE and tries + 1 < MAX_TRIES:
+            disturbed[index] = best
+            turns.again(index, tries)
+            continue
+        _finish(folder, outcome, plan[index], best if is_good else found, tries)
+    for index, best in disturbed.items():  # no time was left to measure these again
+        _finish(folder, outcome, plan[index], best, 0)
 
 
 def _measure_point(
@@ -157,8 +173,7 @@ def _measure_point(
     guesses: "_Guesses",
     cold: dict[str, float | None],
     heart: Heart,
-    folder: RunFolder | None,
-) -> tuple[list[Record], float]:
+) -> "_Try | None":
     begun = context.transport.now_s()
     stopping: Callable[[], bool] = heart.should_stop if context.is_root else lambda: False
     alone_s = [guesses.time_s(name, size) for name, size in point.streams]
@@ -172,17 +187,33 @@ def _measure_point(
     else:
         sample = measure_one_shot(context, point, slot_s, alone_s, stopping)
     if sample is None:
-        return [], 0.0
+        return None
     now = context.transport.now_s()
     span = Span(started_s=begun - context.started_s, elapsed_s=now - begun, clock_error_s=context.clock_error_s(now))
     records = _records(context, point, sample, span, cold)
     for record in records:
         if record.status == "ok" and record.kind == "alone" and record.time_median_s is not None:
             guesses.learn(record.stream, record.payload_bytes or 0, record.time_median_s)
+    return _Try(records=tuple(records), sample=sample, share=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Try:
+    """One attempt at a point, on rank 0; ``share`` of the processors' time that the ranks had, where they poll."""
+
+    records: tuple[Record, ...]
+    sample: Sample | MixSample | StepSample
+    share: float | None
+
+
+def _finish(folder: RunFolder | None, outcome: Outcome, point: Point, best: _Try, num_disturbed: int) -> None:
+    """Keep the records and samples of a point."""
+    extra: dict[str, object] = {"processor_share": best.share, "num_disturbed": num_disturbed}
     if folder is not None:
-        path = keep_samples(folder, point, sample)
-        records = [record.model_copy(update={"samples": path}) for record in records]
-    return records, measured_s(sample)
+        extra["samples"] = keep_samples(folder, point, best.sample)
+    _keep(folder, outcome, [record.model_copy(update=extra) for record in best.records])
+    outcome.measured_s += measured_s(best.sample)
+    outcome.num_done += 1
 
 
 def _records(

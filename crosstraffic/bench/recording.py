@@ -106,6 +106,8 @@ def mix_records(context: RankContext, point: Point, sample: MixSample, span: Spa
                 **common,
             )
         )
+        if not len(alone):
+            continue
         records.append(
             _record(
                 context,
@@ -322,6 +324,8 @@ def _record(
         "late_rank": None,
         "late_s": None,
         "late_share": None,
+        "processor_share": None,
+        "num_disturbed": 0,
         "started_s": span.started_s,
         "measured_s": measured_s,
         "elapsed_s": span.elapsed_s,

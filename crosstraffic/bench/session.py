@@ -17,6 +17,7 @@ from crosstraffic.bench.preflight import available_bytes, check, environment, ga
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile
 from crosstraffic.bench.transport import Transport
+from crosstraffic.bench.turns import MIN_SHARE, polled_processors
 from crosstraffic.errors import EnvironmentRefused, UsageError
 from crosstraffic.patterns.step import step_to_dict
 from crosstraffic.patterns.stream import stream_to_dict
@@ -139,9 +140,19 @@ def run_rank(
         EnvironmentRefused: preflight found a reason not to measure.
     """
     found = _known(transport, known) if known is not None else _preflight(session, transport)
-    nodes = tuple(json.loads(transport.broadcast(json.dumps(found.nodes).encode() if found is not None else None)))
+    agreed = None if found is None else json.dumps([found.nodes, found.processors(session.transport_name)]).encode()
+    places, num_processors = json.loads(transport.broadcast(agreed))
+    nodes = tuple(places)
     if found is None:
-        run_plan(transport, session.scenario, session.plan, nodes=nodes, heart=heart, folder=None)
+        run_plan(
+            transport,
+            session.scenario,
+            session.plan,
+            nodes=nodes,
+            heart=heart,
+            folder=None,
+            num_processors=num_processors,
+        )
         return None
     info = read_run_info(session.folder)
     with RunFolder.create(session.folder, info.run_id) as folder:
@@ -163,6 +174,7 @@ def run_rank(
             heart=heart,
             folder=folder,
             available_bytes=found.available_bytes,
+            num_processors=num_processors,
         )
         if outcome is None:
             raise RuntimeError("rank 0 measured, but has no outcome")
@@ -182,6 +194,10 @@ class _Found:
     @property
     def nodes(self) -> list[int]:
         return [place.node for place in sorted(self.places, key=lambda place: place.rank)]
+
+    def processors(self, transport_name: str) -> int | None:
+        """Return how many processors the ranks keep busy by polling; None where they do not poll."""
+        return polled_processors(transport_name, self.places)
 
 
 def _known(transport: Transport, known: Sequence[Place]) -> _Found | None:
@@ -239,8 +255,19 @@ def _ending(session: Session, outcome: Outcome, info: RunInfo) -> Mapping[str, A
         "measured_s": measured_s,
         "wall_s": wall_s,
         "measured_share": measured_s / wall_s if wall_s > 0 else None,
+        "notes": (*info.notes, *_disturbances(outcome.records)),
         "late_ranks": late_ranks(read_records(session.folder)[0]),
     }
+
+
+def _disturbances(records: Sequence[Record]) -> list[str]:
+    """Say how many points other processes disturbed to the end."""
+    shares = {record.point: record.processor_share for record in records if record.processor_share is not None}
+    disturbed = sum(share < MIN_SHARE for share in shares.values())
+    if not disturbed:
+        return []
+    taken = f"more than {1 - MIN_SHARE:.0%} of the processors"
+    return [f"{disturbed} of {len(shares)} points were measured while other processes took {taken}"]
 
 
 def late_ranks(records: Sequence[Record]) -> tuple[LateRank, ...]:

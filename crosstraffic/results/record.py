@@ -84,6 +84,9 @@ class Record(BaseModel):
     late_s: float | None  # median lateness of that rank
     late_share: float | None  # share of calls in which that rank came last
 
+    processor_share: float | None = None  # of the processors' time that the ranks had; None where ranks do not poll
+    num_disturbed: int = 0  # earlier attempts that were thrown away because other processes took the processors
+
     started_s: float  # since the start of the run
     measured_s: float  # time inside the calls that were kept, on the slowest rank
     elapsed_s: float  # time the whole point took
