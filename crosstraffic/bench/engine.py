@@ -131,6 +131,8 @@ def _measure(
             left = scenario.measure.budget_s - elapsed
             outcome.interrupted = heart.should_stop()
             turn = None if outcome.interrupted else turns.take()
+            if turns.give_up():
+                turn = None
             while turn is not None and (why := _impossible(plan[turn[0]], guesses, left, available_bytes, scenario)):
                 if turn[0] not in disturbed:
                     _keep(folder, outcome, failed_records(context, plan[turn[0]], *why, elapsed))
@@ -153,6 +155,8 @@ def _measure(
         if found is None:
             continue
         best = found = replace(found, share=share)
+        if tries > 0 and share is not None:
+            turns.again_shares.append(share)
         earlier = disturbed.pop(index, None)
         if earlier is not None and (earlier.share or 0.0) > (share or 0.0):
             best = earlier

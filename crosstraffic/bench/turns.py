@@ -17,6 +17,7 @@ from crosstraffic.results.record import Place
 
 MIN_SHARE = 0.8  # of the processors' time that ranks which poll must have had
 MAX_TRIES = 3
+MANY_TRIES = 12
 
 
 def polled_processors(transport_name: str, places: Sequence[Place]) -> int | None:
@@ -55,10 +56,16 @@ class Turns:
     plan: Sequence[Point]
     queue: deque[tuple[int, int]] = field(default_factory=deque)
     weight: float = 0.0
+    again_shares: list[float] = field(default_factory=list)  # of the processors, in attempts after the first
 
     def __post_init__(self) -> None:
         self.queue.extend((index, 0) for index in range(len(self.plan)))
         self.weight = sum(point.weight for point in self.plan)
+
+    def give_up(self) -> bool:
+        """Tell whether measuring again helps no more: most of the last attempts were disturbed like the first ones."""
+        last = self.again_shares[-MANY_TRIES:]
+        return len(last) == MANY_TRIES and sum(share < MIN_SHARE for share in last) > MANY_TRIES / 2
 
     def take(self) -> tuple[int, int] | None:
         """Take the next point off the queue."""
