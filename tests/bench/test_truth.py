@@ -15,7 +15,7 @@ from crosstraffic.costmodel.predict import predict_records
 from crosstraffic.patterns.wire import traffic
 from crosstraffic.results.store import Run, load_run
 
-OFFSET_S, LATE_S = 5e-3, 2e-4
+OFFSET_S, LATE_S = 5e-3, 2e-3
 NODES = (0, 0, 1, 1)
 
 
@@ -117,18 +117,18 @@ def test_an_offset_clock_is_found_within_its_stated_error(tmp_path: Path) -> Non
         assert abs(found[rank].offset_s - offset_s) <= found[rank].error_s
         assert 0 < found[rank].error_s < 1e-4
     assert not run.info.late_ranks
-    row = run.frame[(run.frame["cadence"] == "isolated") & run.frame["baseline_of"].isna()].iloc[0]
-    assert row["time_median_s"] < OFFSET_S / 10
+    rows = run.frame[(run.frame["cadence"] == "isolated") & run.frame["baseline_of"].isna()]
+    assert rows.loc[rows["payload_bytes"] == 64, "time_median_s"].max() < OFFSET_S / 50
 
 
 def test_a_straggler_is_named(tmp_path: Path) -> None:
-    scenario = toml_of(STREAMS[:2], f"straggler_s = {{ 2 = {LATE_S} }}", num_sizes=3, budget_s=1.0)
+    scenario = toml_of(STREAMS[:2], f"straggler_s = {{ 2 = {LATE_S} }}", num_sizes=3, budget_s=3.0)
     run, stderr = run_command(tmp_path, scenario)
     (late,) = run.info.late_ranks
     assert late.rank == 2
     assert late.late_s == pytest.approx(LATE_S, rel=0.05)
     assert late.share > 0.9
-    assert "rank 2 comes 0.2 ms late in 100% of the points" in stderr
+    assert "rank 2 comes 2 ms late in 100% of the points" in stderr
 
 
 @pytest.mark.slow
@@ -148,12 +148,11 @@ def test_the_interval_covers_the_true_median(tmp_path: Path) -> None:
     moved = traffic(scenario.streams[0], (0, 0), 2**18)
     true_s = 2 * INTRA[0] + max(moved.egress_bytes.values()) / INTRA[1]
     covered, lengths = [], []
-    for seed in range(150):
+    for seed in range(300):
         world = SimulatedWorld(truth_of(noise_sigma=0.15, seed=seed), 2, move_bytes=False)
         run = run_in(world, scenario, tmp_path / str(seed))
         for _, row in run.frame.iterrows():
             covered.append(row["time_low_s"] <= true_s <= row["time_high_s"])
             lengths.append(row["num_samples"])
-    assert len(covered) == 300
-    print(np.mean(covered), np.mean(lengths))
+    assert len(covered) == 600  # each run visits the point twice
     assert 0.93 <= np.mean(covered) <= 0.97, f"{np.mean(covered):.3f} with {np.mean(lengths):.0f} calls"
