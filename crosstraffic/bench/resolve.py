@@ -101,7 +101,10 @@ def _phases(file: ScenarioFile, num_ranks: int) -> list[_Phase]:
         if file.prefill or file.decode or file.handoff:
             raise ValueError(f"scenario {file.name} has phases but names no model")
         return []
-    shape = load_model(file.model)
+    try:
+        shape = load_model(file.model)
+    except ValueError as error:
+        raise ValueError(f"model {file.model}: {error}") from error
     found = []
     forward: tuple[tuple[Phase, PhaseSpec | None], ...] = (("prefill", file.prefill), ("decode", file.decode))
     for phase, spec in forward:
