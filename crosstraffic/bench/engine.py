@@ -154,20 +154,17 @@ def _measure(
         share = watch.share(num_processors)
         if found is None:
             continue
-        best = found = replace(found, share=share)
+        found = replace(found, share=share)
         if tries > 0 and share is not None:
             turns.again_shares.append(share)
         earlier = disturbed.pop(index, None)
-        if earlier is not None and (earlier.share or 0.0) > (share or 0.0):
-            best = earlier
-        is_good = all(record.status == "ok" for record in found.records)
-        if is_good and best.share is not None and best.share < MIN_SHARE and tries + 1 < MAX_TRIES:
+        best = earlier
+        if earlier is None or found.replaces(earlier):
+            best = found
+            _finish(folder, outcome, plan[index], found, tries, earlier)
+        if best is not None and best.is_disturbed and tries + 1 < MAX_TRIES:
             disturbed[index] = best
             turns.again(index, tries)
-            continue
-        _finish(folder, outcome, plan[index], best if is_good else found, tries)
-    for index, best in disturbed.items():  # no time was left to measure these again
-        _finish(folder, outcome, plan[index], best, 0)
 
 
 def _measure_point(
@@ -209,15 +206,35 @@ class _Try:
     sample: Sample | MixSample | StepSample
     share: float | None
 
+    @property
+    def is_good(self) -> bool:
+        return all(record.status == "ok" for record in self.records)
 
-def _finish(folder: RunFolder | None, outcome: Outcome, point: Point, best: _Try, num_disturbed: int) -> None:
-    """Keep the records and samples of a point."""
+    @property
+    def is_disturbed(self) -> bool:
+        return self.is_good and self.share is not None and self.share < MIN_SHARE
+
+    def replaces(self, earlier: "_Try") -> bool:
+        """Tell whether to keep this attempt and not the earlier one. Wrong bytes are always told."""
+        if any(record.status == "wrong_data" for record in self.records):
+            return True
+        return self.is_good and (self.share or 0.0) > (earlier.share or 0.0)
+
+
+def _finish(
+    folder: RunFolder | None, outcome: Outcome, point: Point, best: _Try, num_disturbed: int, earlier: _Try | None
+) -> None:
+    """Keep the records and samples of a point at once, in place of those of an earlier attempt: ranks can die."""
     extra: dict[str, object] = {"processor_share": best.share, "num_disturbed": num_disturbed}
     if folder is not None:
         extra["samples"] = keep_samples(folder, point, best.sample)
+    if earlier is None:
+        outcome.num_done += 1
+    else:
+        outcome.records = [record for record in outcome.records if record.point != point.key]
+        outcome.measured_s -= measured_s(earlier.sample)
     _keep(folder, outcome, [record.model_copy(update=extra) for record in best.records])
     outcome.measured_s += measured_s(best.sample)
-    outcome.num_done += 1
 
 
 def _records(

@@ -177,7 +177,8 @@ def read_run_info(folder: Path | str) -> RunInfo:
 def read_records(folder: Path | str) -> tuple[list[Record], int]:
     """Return the records and how many lines were torn (cut off by a kill) and left out.
 
-    A record without numbers (timeout, oom, skipped) whose point was measured later is left out too.
+    A record without numbers (timeout, oom, skipped) whose point was measured later is left out too, and one of an
+    attempt that other processes disturbed, where a later attempt took its place.
 
     Raises:
         UsageError: a whole line is JSON but not a record.
@@ -201,7 +202,8 @@ def read_records(folder: Path | str) -> tuple[list[Record], int]:
             raise UsageError(f"{path}, line {number}: not a record: {_first_error(error)}") from error
         key = tuple(getattr(record, name) for name in _KEY)
         earlier = records.get(key)
-        if earlier is not None and earlier.status in ("timeout", "oom", "skipped"):
+        again = earlier is not None and record.num_disturbed > earlier.num_disturbed
+        if earlier is not None and (again or earlier.status in ("timeout", "oom", "skipped")):
             del records[key]
         elif earlier is not None:
             key = (*key, number)
