@@ -18,7 +18,7 @@ from crosstraffic.bench.progress import Progress
 from crosstraffic.bench.ranks import RankIdentity, identify
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile, default_scenario, read_scenario
-from crosstraffic.bench.session import Session, begin, end_failed, run_rank, scenario_file, take_up
+from crosstraffic.bench.session import Session, begin, end_early, run_rank, scenario_file, take_up
 from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
 from crosstraffic.bench.watchdog import watch
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused, RunFailed, UsageError
@@ -247,29 +247,41 @@ def _in_threads(session: Session) -> Finished:
         try:
             run_simulated(world, lambda transport: run_rank(session, transport, hearts[transport.rank], known=places))
         except CrosstrafficError as error:
-            end_failed(session.folder, str(error))
+            end_early(session.folder, "failed", str(error))
             return Finished(folder=session.folder, error=error)
+        except KeyboardInterrupt:
+            return _ended_at_once(session)
     return Finished(folder=session.folder, error=None)
 
 
 def _in_local_ranks(session: Session, num_ranks: int) -> Finished:
-    with (
-        _stop_on_interrupt() as stop,
-        Progress(session.plan) as progress,
-        launch_local(session.transport_name, num_ranks, session.folder) as local,
-    ):
-        outcome = watch(
-            local,
-            stop=stop,
-            on_progress=progress.show,
-            stream_names=[stream.name for stream in session.scenario.streams],
-            stand_still_s=STAND_STILL_S,
-        )
+    try:
+        with (
+            _stop_on_interrupt() as stop,
+            Progress(session.plan) as progress,
+            launch_local(session.transport_name, num_ranks, session.folder) as local,
+        ):
+            outcome = watch(
+                local,
+                stop=stop,
+                on_progress=progress.show,
+                stream_names=[stream.name for stream in session.scenario.streams],
+                stand_still_s=STAND_STILL_S,
+            )
+    except KeyboardInterrupt:
+        return _ended_at_once(session)
     if outcome.failure is None:
         return Finished(folder=session.folder, error=None)
-    end_failed(session.folder, outcome.failure)
+    end_early(session.folder, "failed", outcome.failure)
     kind = {2: UsageError, 3: EnvironmentRefused}.get(outcome.exit_code, RunFailed)
     return Finished(folder=session.folder, error=kind(outcome.failure))
+
+
+def _ended_at_once(session: Session) -> Finished:
+    """Ctrl-C came twice: ranks are gone, and rank 0 could not say how far it came."""
+    why = "interrupted twice, so that the ranks were ended at once"
+    end_early(session.folder, "interrupted", why)
+    return Finished(folder=session.folder, error=RunFailed(why))
 
 
 def _in_launched_rank(

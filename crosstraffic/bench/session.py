@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -222,11 +222,11 @@ def _preflight(session: Session, transport: Transport) -> _Found | None:
     )
 
 
-def end_failed(folder: Path, why: str) -> None:
-    """Write into run.json that the run failed, and why; what was measured stays."""
+def end_early(folder: Path, status: Literal["failed", "interrupted"], why: str) -> None:
+    """Write into run.json that the run did not come to its end, and why; what was measured stays."""
     info = read_run_info(folder)
     with RunFolder.create(folder, info.run_id) as opened:
-        opened.write_run(info.model_copy(update={"status": "failed", "why": why}))
+        opened.write_run(info.model_copy(update={"status": status, "why": why}))
 
 
 def _asked(scenario: Scenario) -> dict[str, Any]:
