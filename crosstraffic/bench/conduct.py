@@ -6,10 +6,12 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from crosstraffic.bench.launch import launch_local
 from crosstraffic.bench.open import AUTO, open_transport, resolve_transport
@@ -293,21 +295,18 @@ def _in_launched_rank(
     folder: Path,
 ) -> Finished | None:
     transport = open_transport(transport_name, identity)
-    failure = b""
+    failure, todo = b"", b""
     if transport.rank == 0:
         try:
             begin(
                 scenario, plan, transport_name=transport_name, folder=folder, command=_command(), resume=request.resume
             )
+            todo = ",".join(point.key for point in take_up(folder).plan).encode()
         except CrosstrafficError as error:
             failure = str(error).encode()
     failure = transport.broadcast(failure if transport.rank == 0 else None)
     if failure:
         raise UsageError(failure.decode())
-    todo = b""
-    if transport.rank == 0:
-        kept = {point.key for point in take_up(folder).plan}
-        todo = ",".join(sorted(kept)).encode()
     wanted = set(transport.broadcast(todo if transport.rank == 0 else None).decode().split(","))
     session = Session(
         scenario=scenario,
@@ -315,11 +314,30 @@ def _in_launched_rank(
         transport_name=transport_name,
         folder=folder,
     )
-    with _stop_on_interrupt() as stop:
-        if transport.rank == 0:
-            with Progress(session.plan) as progress:
-                run_rank(session, transport, RankHeart(progress.show, stop))
-        else:
-            run_rank(session, transport, RankHeart(_unseen, stop))
+    try:
+        with _stop_on_interrupt() as stop:
+            if transport.rank == 0:
+                with Progress(session.plan) as progress:
+                    run_rank(session, transport, RankHeart(progress.show, stop))
+            else:
+                run_rank(session, transport, RankHeart(_unseen, stop))
+    except EnvironmentRefused:  # all ranks have agreed on it
+        raise
+    except BaseException as error:
+        _leave_at_once(identity, folder, error)
     transport.close()
     return Finished(folder=folder, error=None) if identity.rank == 0 else None
+
+
+def _leave_at_once(identity: RankIdentity, folder: Path, error: BaseException) -> NoReturn:
+    """End this rank, loudly: the others wait in a call that will not end, and so would this one on its way out.
+
+    The launcher sees a rank that ends without taking leave, and ends the others.
+    """
+    print(f"error: rank {identity.rank}: {error!r}", file=sys.stderr)
+    if not isinstance(error, CrosstrafficError | KeyboardInterrupt):
+        traceback.print_exception(error)
+    if identity.rank == 0:
+        end_early(folder, "failed", f"rank 0: {error!r}")
+    sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, CrosstrafficError) else 1)

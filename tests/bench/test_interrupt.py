@@ -13,6 +13,7 @@ import pytest
 from simulated_runs import toml_of
 
 from crosstraffic.bench.heartbeat import read_beats
+from crosstraffic.bench.launch import find_mpiexec
 from crosstraffic.bench.processes import running
 from crosstraffic.results.store import load, read_records, read_run_info
 
@@ -22,7 +23,7 @@ STREAMS = (
 )
 START_S, END_S = 90.0, 30.0
 
-pytestmark = pytest.mark.parametrize(
+transports = pytest.mark.parametrize(
     "transport", [pytest.param("mpi", marks=pytest.mark.mpi), pytest.param("gloo", marks=pytest.mark.gloo)]
 )
 
@@ -72,6 +73,7 @@ def started(path: Path, transport: str, *options: str, num_ranks: int = 3) -> It
     assert not [beat.rank for beat in beats if running(beat.pid, beat.start_ticks) is not None]
 
 
+@transports
 @pytest.mark.parametrize("victim", [0, 2], ids=["rank 0", "rank 2"])
 def test_a_killed_rank_ends_the_run_and_is_named(transport: str, victim: int, tmp_path: Path) -> None:
     with started(tmp_path, transport) as command:
@@ -91,6 +93,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(transport: str, victim: int, tm
     assert all((command.folder / path).is_file() for path in frame["samples"])
 
 
+@transports
 def test_ctrl_c_ends_in_order_and_resume_does_the_rest(transport: str, tmp_path: Path) -> None:
     with started(tmp_path, transport) as command:
         command.wait_for_records(4)
@@ -115,6 +118,7 @@ def test_ctrl_c_ends_in_order_and_resume_does_the_rest(transport: str, tmp_path:
     assert [record for record in after if record.point in done] == [record for record in first if record.point in done]
 
 
+@transports
 def test_ctrl_c_twice_ends_at_once(transport: str, tmp_path: Path) -> None:
     with started(tmp_path, transport) as command:
         command.wait_for_records(2)
@@ -129,3 +133,25 @@ def test_ctrl_c_twice_ends_at_once(transport: str, tmp_path: Path) -> None:
     info = read_run_info(command.folder)
     assert info.status == "interrupted", stderr
     assert len(load(command.folder)) >= 2
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("broken", [0, 1], ids=["rank 0", "rank 1"])
+def test_a_rank_of_a_launcher_that_breaks_takes_the_others_along(broken: int, tmp_path: Path) -> None:
+    """Nobody watches ranks that mpiexec started: the broken one must not wait for the others on its way out."""
+    pytest.importorskip("mpi4py")
+    (tmp_path / "test.toml").write_text(toml_of(STREAMS, num_sizes=13, triples=0, budget_s=150.0))
+    program = Path(__file__).parent / "programs" / "broken_rank.py"
+    asked = ["run", str(tmp_path / "test.toml"), "--transport", "mpi", "--output", str(tmp_path / "run"), "--no-report"]
+    ended = subprocess.run(
+        [find_mpiexec(), "-n", "2", sys.executable, str(program), *asked],
+        env={**os.environ, "TEST_BROKEN_RANK": str(broken)},
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert ended.returncode not in (0, None)
+    assert f"error: rank {broken}: ValueError('broken on purpose')" in ended.stderr
+    if broken == 0:
+        assert read_run_info(tmp_path / "run").status == "failed"
