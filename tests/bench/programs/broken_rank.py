@@ -11,7 +11,8 @@ def break_down(*_: object) -> None:
     raise ValueError("broken on purpose")
 
 
-identity = identify(os.environ)
-if identity is not None and identity.rank == int(os.environ["TEST_BROKEN_RANK"]):
-    engine.measure_alone = break_down  # type: ignore[assignment]
-main()
+if __name__ == "__main__":
+    identity = identify(os.environ)
+    if identity is not None and identity.rank == int(os.environ["TEST_BROKEN_RANK"]):
+        engine.measure_alone = break_down  # type: ignore[assignment]
+    main()
