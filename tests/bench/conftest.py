@@ -12,6 +12,8 @@ from crosstraffic.bench.watchdog import watch
 PROGRAMS = Path(__file__).parent / "programs"
 sys.path.insert(0, str(Path(__file__).parent))
 
+collect_ignore = ["programs"]  # they run on ranks of their own, and import each other there
+
 
 def program_environment(transport: str, **extra: str) -> dict[str, str]:
     """Return what a rank program needs beside what every rank gets."""
