@@ -21,6 +21,9 @@ _BYTE_FACTORS = {
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 
 
+MAX_BYTES = 2**60  # 1 EiB: more is a slip of the pen, and overflows the byte matrices
+
+
 def parse_bytes(text: str | int) -> int:
     """Read a size: ``4096``, ``64KiB``, ``1.5MiB``, ``80GB``; a bare K, M, G or T is binary.
 
@@ -30,15 +33,19 @@ def parse_bytes(text: str | int) -> int:
     Raises:
         ValueError: not a size, or not a whole number of bytes.
     """
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise ValueError(f"not a size: {text!r}; write bytes as 4096, 64KiB, 1.5MiB or 80GB")
     if isinstance(text, int):
-        if text < 0:
-            raise ValueError(f"a size must not be negative: {text}")
+        if not 0 <= text <= MAX_BYTES:
+            raise ValueError(f"a size must not be negative, nor over {MAX_BYTES} bytes: {text}")
         return text
     match = _SIZE.match(text)
     factor = _BYTE_FACTORS.get(match.group(2).upper()) if match else None
     if match is None or factor is None:
         raise ValueError(f"not a size: {text!r}; write bytes as 4096, 64KiB, 1.5MiB or 80GB")
     size = float(match.group(1)) * factor
+    if size > MAX_BYTES:
+        raise ValueError(f"a size must not be over {MAX_BYTES} bytes: {text!r}")
     if size != int(size):
         raise ValueError(f"not a whole number of bytes: {text!r}")
     return int(size)

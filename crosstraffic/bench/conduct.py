@@ -29,7 +29,7 @@ from crosstraffic.results.run_info import RunInfo
 from crosstraffic.results.store import read_run_info
 
 DEFAULT_RANKS = 4
-STAND_STILL_S = 60.0
+STAND_STILL_S = 25.0
 BUSY_SHARE, BUSY_LOOK_S = 0.25, 0.3  # of the processors' time, over so long a look
 
 
@@ -272,6 +272,10 @@ def _in_local_ranks(session: Session, num_ranks: int) -> Finished:
             )
     except KeyboardInterrupt:
         return _ended_at_once(session)
+    except SystemExit as ending:
+        name = signal.Signals(int(ending.code or 128) - 128).name if int(ending.code or 0) > 128 else "an exit"
+        end_early(session.folder, "interrupted", f"ended by {name}: ranks were ended at once")
+        raise
     if outcome.failure is None:
         return Finished(folder=session.folder, error=None)
     end_early(session.folder, "failed", outcome.failure)

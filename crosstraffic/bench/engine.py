@@ -32,6 +32,7 @@ from crosstraffic.results.store import RunFolder
 
 _HEADER = struct.Struct("<qdq")  # point index or -1 to end, slot in seconds, 1 to synchronise clocks first
 CLOCK_ROUNDS = 12
+SHORTEST_S = 1e-9  # a call of one rank with itself can take no time at all on the simulated transport
 CLOCK_EVERY_S = 4.0
 EXPECTED_BYTES_PER_S = 1e9  # until a stream has shown more
 
@@ -275,7 +276,7 @@ class _Guesses:
         self._known: dict[str, dict[int, float]] = {}
 
     def learn(self, name: str, size: int, time_s: float) -> None:
-        self._known.setdefault(name, {})[size] = time_s
+        self._known.setdefault(name, {})[size] = max(time_s, SHORTEST_S)
 
     def time_s(self, name: str, size: int) -> float:
         known = self._known.get(name)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,7 +124,7 @@ def launch_local(
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     passed = passed_environment(os.environ) | {RUN_VARIABLE: str(run_dir), MODULE_VARIABLE: module}
     passed |= dict(environment or {})
-    previous = _end_on_sigterm()
+    previous = _unwind_on_signals()
     launchers: list[subprocess.Popen[bytes]] = []
     ranks = LocalRanks(transport_name, num_ranks, run_dir, launchers)
     try:
@@ -143,8 +144,8 @@ def launch_local(
     finally:
         request_stop(run_dir)
         ranks.stop()
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def passed_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -210,13 +211,14 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def _end_on_sigterm() -> signal.Handlers | Callable[[int, FrameType | None], object] | int | None:
-    """Make SIGTERM unwind this process, so that ranks are stopped; return the handler to put back."""
+def _unwind_on_signals() -> dict[
+    signal.Signals, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
+]:
+    """Make SIGTERM and SIGHUP unwind this process, so that ranks are stopped; return the handlers to put back."""
 
     def unwind(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    try:
-        return signal.signal(signal.SIGTERM, unwind)
-    except ValueError:  # not the main thread, which alone may set handlers
-        return None
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        return {}
+    return {number: signal.signal(number, unwind) for number in (signal.SIGTERM, signal.SIGHUP)}

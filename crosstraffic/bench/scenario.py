@@ -94,9 +94,9 @@ class MeasureSpec(_Spec):
 
 
 class ScenarioFile(_Spec):
-    """One scenario as written in TOML."""
+    """One scenario as written in TOML; ``name`` also names the run folder."""
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     ranks: int | None = Field(default=None, ge=1)
     model: str | None = None
     framework: str = "vllm"

@@ -38,8 +38,8 @@ def main(arguments: list[str]) -> int:
                 bind(identity.rank)
             transport = open_transport(session.transport_name, identity)
             run_rank(session, transport, heart)
-            heart.state(State.FINISHED)
             transport.close()
+            heart.state(State.FINISHED)
         except BaseException as error:  # the others wait in a call that will not end: go at once, and loudly
             heart.state(State.FAILED)
             if isinstance(error, CrosstrafficError):

@@ -262,7 +262,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> M
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not a readable JSON file: {error}") from error
     if not isinstance(data, Mapping):
         raise ValueError(f"{path}: not a JSON object")

@@ -23,6 +23,7 @@ Phase = Literal["prefill", "decode", "handoff"]
 OPS: tuple[str, ...] = get_args(Op)
 MATRIX_OPS = frozenset({"all_to_all_v", "send_recv", "kv_transfer"})
 POINT_TO_POINT_OPS = frozenset({"send_recv", "kv_transfer"})  # a rank with nothing to move has no part in a call
+MAX_PAYLOAD_BYTES = 2**55  # sums over a group stay within 64 bits
 ELEMENT_BYTES = 4  # payloads of reducing collectives are whole elements of this size on every transport
 
 
@@ -56,8 +57,10 @@ class Stream:
             raise ValueError(f"unknown op: {self.op!r}; allowed: {', '.join(OPS)}")
         if (self.op in MATRIX_OPS) != (self.rule is not None):
             raise ValueError(f"{self.name}: op {self.op} {'needs' if self.op in MATRIX_OPS else 'takes no'} byte rule")
-        if self.payload_bytes < 0 or self.calls_per_step < 0:
-            raise ValueError(f"{self.name}: payload_bytes and calls_per_step must not be negative")
+        if not 0 <= self.payload_bytes <= MAX_PAYLOAD_BYTES:
+            raise ValueError(f"{self.name}: payload_bytes must be from 0 to {MAX_PAYLOAD_BYTES}: {self.payload_bytes}")
+        if self.calls_per_step < 0:
+            raise ValueError(f"{self.name}: calls_per_step must not be negative: {self.calls_per_step}")
         if not self.groups or any(not group for group in self.groups):
             raise ValueError(f"{self.name}: a stream needs at least one group, each with at least one rank")
         members = [rank for group in self.groups for rank in group]

@@ -67,8 +67,11 @@ class RunFolder:
             found = read_run_info(folder).run_id
             if found != run_id:
                 raise UsageError(f"output folder {folder} belongs to run {found}, not {run_id}; choose another")
-        (folder / "samples").mkdir(parents=True, exist_ok=True)
-        return cls(folder, run_id)
+        try:
+            (folder / "samples").mkdir(parents=True, exist_ok=True)
+            return cls(folder, run_id)
+        except OSError as error:
+            raise UsageError(f"cannot write output folder {folder}: {error.strerror or error}") from error
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
