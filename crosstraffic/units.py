@@ -36,8 +36,10 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, bool) or not isinstance(text, str | int):
         raise ValueError(f"not a size: {text!r}; write bytes as 4096, 64KiB, 1.5MiB or 80GB")
     if isinstance(text, int):
-        if not 0 <= text <= MAX_BYTES:
-            raise ValueError(f"a size must not be negative, nor over {MAX_BYTES} bytes: {text}")
+        if text < 0:
+            raise ValueError(f"a size must not be negative: {text}")
+        if text > MAX_BYTES:
+            raise ValueError(f"a size must not be over {MAX_BYTES} bytes: {text}")
         return text
     match = _SIZE.match(text)
     factor = _BYTE_FACTORS.get(match.group(2).upper()) if match else None
