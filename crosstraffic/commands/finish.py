@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from crosstraffic.bench.conduct import Finished
 
@@ -10,24 +12,23 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
     """Print what was found and where it is; return the exit code of the whole run."""
     from rich.console import Console
 
-    from crosstraffic.commands.report import write_report
+    from crosstraffic.commands.report import make_report
     from crosstraffic.results.store import load_run
     from crosstraffic.results.summary import steps_table, summary_data, summary_table
 
     folder = finished.folder
     run = load_run(folder)
-    lines: list[str] = []
-    if report and len(run.frame):
-        lines = write_report(run)
+    made = make_report(run, refit=True) if report and len(run.frame) else None
     if as_json:
         print(json.dumps(summary_data(run)))
     else:
         Console().print(summary_table(run))
         if len(run.frame[run.frame["kind"] == "step"]):
-            Console().print(steps_table(run))
+            Console().print(steps_table(run, None if made is None else made.predictions))
     talk = Console(stderr=True, highlight=False)
-    for line in lines:
-        talk.print(line)
+    if made is not None:
+        for line in (*made.remarks, *model_error(made.validation), f"report: {made.path}"):
+            talk.print(line, markup=False, soft_wrap=True)
     wrong = run.frame[run.frame["status"] == "wrong_data"]
     for _, row in wrong.iterrows():
         print(f"error: {row['why']}", file=sys.stderr)
@@ -40,3 +41,20 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
     if run.info.status != "complete":
         print(f"{run.info.status}: {run.info.why}; finish it with --output {folder} --resume", file=sys.stderr)
     return 0 if run.info.status == "complete" and wrong.empty else 1
+
+
+def model_error(validation: Mapping[str, Any] | None) -> list[str]:
+    """Say how wrong the cost model is on what it did not see, beside the repeat noise (medians)."""
+    if validation is None:
+        return []
+    named = {"sizes": "sizes left out", "triples": "mixes of three", "steps": "whole steps"}
+    parts = []
+    for kind, words in named.items():
+        error = validation.get("kinds", {}).get(kind, {}).get("models", {}).get("ours", {}).get("median_ape")
+        if error is not None:
+            parts.append(f"{error:.1%} on {words}")
+    noise = validation.get("noise", {}).get("median_ape")
+    if not parts:
+        return []
+    beside = "" if noise is None else f"; two visits of one point differ by {noise:.1%}"
+    return [f"the fitted model, where it did not look, is off by (median) {', '.join(parts)}{beside}"]

@@ -1,11 +1,15 @@
 """``crosstraffic report``: one self-contained page for each run folder."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from crosstraffic.costmodel.model import Model
     from crosstraffic.results.store import Run
 
@@ -26,14 +30,24 @@ def report(
         raise UsageError(f"--output takes one run folder: {len(folders)} given")
     talk = Console(stderr=True)
     for run in [load_run(folder) for folder in folders]:
-        path, remarks = make_report(run, output)
-        for remark in remarks:
+        made = make_report(run, output)
+        for remark in made.remarks:
             talk.print(remark, style="yellow", markup=False, highlight=False)
-        print(path)
+        print(made.path)
 
 
-def make_report(run: "Run", output: Path | None = None, *, refit: bool = False) -> tuple[Path, list[str]]:
-    """Write a run's page with what the cost model says of it; return its path and remarks for a person.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A page that was written, what to tell a person of it, and what the cost model said, if it could be fitted."""
+
+    path: Path
+    remarks: tuple[str, ...]
+    predictions: "pd.DataFrame | None"
+    validation: Mapping[str, Any] | None
+
+
+def make_report(run: "Run", output: Path | None = None, *, refit: bool = False) -> Reported:
+    """Write a run's page with what the cost model says of it.
 
     The folder's model.json is used, or made where there is none; ``refit`` makes it anew. What cannot be fitted or
     validated is left out of the page, with a remark.
@@ -61,13 +75,7 @@ def make_report(run: "Run", output: Path | None = None, *, refit: bool = False) 
         write_atomic(path, render(run, as_json, predictions, validation, lines).encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
-    return path, remarks
-
-
-def write_report(run: "Run") -> list[str]:
-    """Fit, validate and report at the end of a run; return what to tell a person."""
-    path, remarks = make_report(run, refit=True)
-    return [*remarks, f"report: {path}"]
+    return Reported(path=path, remarks=tuple(remarks), predictions=predictions, validation=validation)
 
 
 def _model(run: "Run", *, refit: bool) -> "Model":
