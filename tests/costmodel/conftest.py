@@ -152,7 +152,8 @@ def record(**changes):
     fields = dict.fromkeys(Record.model_fields)
     fields.update(
         schema_version=1, point="p", kind="alone", stream="x", mix=(), repeat=0, status="ok", num_samples=20,
-        clock="synchronised", num_warmup_calls=1, num_verified_calls=1, num_disturbed=0, started_s=0.0, measured_s=0.0, elapsed_s=0.0,
+        clock="synchronised", num_warmup_calls=1, num_verified_calls=1, num_disturbed=0,
+        started_s=0.0, measured_s=0.0, elapsed_s=0.0,
     )  # fmt: skip
     fields.update(changes)
     return Record(**fields)
