@@ -55,8 +55,11 @@ def guard(run_dir: Path, module: str, rank: int) -> int:
         "signal": signal.Signals(-code).name if code < 0 else None,
     }
     draft = exit_path(run_dir, rank).with_suffix(".exit.new")
-    draft.write_text(json.dumps(ended))
-    draft.replace(exit_path(run_dir, rank))
+    try:
+        draft.write_text(json.dumps(ended))
+        draft.replace(exit_path(run_dir, rank))
+    except OSError as error:  # the disk is full, say: the rank's own log and the launcher's code must do
+        print(f"rank {rank} ended: {ended}; this could not be written down: {error}", flush=True)
     if code != 0:
         time.sleep(LINGER_S)
     return code if code >= 0 else 128 - code

@@ -18,7 +18,7 @@ from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile
 from crosstraffic.bench.transport import Transport
 from crosstraffic.bench.turns import MIN_SHARE, polled_processors
-from crosstraffic.errors import EnvironmentRefused, UsageError
+from crosstraffic.errors import EnvironmentRefused, RunFailed, UsageError
 from crosstraffic.patterns.step import step_to_dict
 from crosstraffic.patterns.stream import stream_to_dict
 from crosstraffic.results.definitions import definitions_block
@@ -223,10 +223,17 @@ def _preflight(session: Session, transport: Transport) -> _Found | None:
 
 
 def end_early(folder: Path, status: Literal["failed", "interrupted"], why: str) -> None:
-    """Write into run.json that the run did not come to its end, and why; what was measured stays."""
+    """Write into run.json that the run did not come to its end, and why; what was measured stays.
+
+    Raises:
+        RunFailed: not even that can be written (a full disk); says both.
+    """
     info = read_run_info(folder)
-    with RunFolder.create(folder, info.run_id) as opened:
-        opened.write_run(info.model_copy(update={"status": status, "why": why}))
+    try:
+        with RunFolder.create(folder, info.run_id) as opened:
+            opened.write_run(info.model_copy(update={"status": status, "why": why}))
+    except OSError as error:
+        raise RunFailed(f"{why}; and run.json cannot be written: {error}") from error
 
 
 def _asked(scenario: Scenario) -> dict[str, Any]:

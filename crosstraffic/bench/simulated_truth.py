@@ -139,5 +139,5 @@ def truth_from_dict(data: Mapping[str, Any]) -> SimulatedTruth:
             up_s, down_s = values.get(key, (0.0, 0.0))
             values[key] = (float(up_s), float(down_s))
         return SimulatedTruth(**values)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a simulated truth: {error!r}") from error

@@ -42,7 +42,13 @@ class Call:
 
 
 def pick_cadence(model: Model, wanted: Cadence) -> Cadence:
-    """Return ``wanted``, or the other cadence where only that was measured."""
+    """Return ``wanted``, or the other cadence where only that was measured.
+
+    Raises:
+        ValueError: the model holds neither.
+    """
+    if not model.solo:
+        raise ValueError("the model holds no times alone: fit it again")
     return wanted if wanted in model.solo else next(iter(model.solo))
 
 
