@@ -13,7 +13,7 @@ from crosstraffic.bench.payload import check_receive, fill_send, poison
 from crosstraffic.bench.plan import MAX_MIX
 from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.timing import Ending
-from crosstraffic.bench.transport import Channel, Floats, Operation, Transport, exchange_for, group_of
+from crosstraffic.bench.transport import Channel, Floats, Operation, Transport, exchange_for
 from crosstraffic.patterns.stream import POINT_TO_POINT_OPS, Op, Stream
 from crosstraffic.results.record import Mismatch
 
@@ -172,6 +172,3 @@ class RankContext:
         if self.clocks is None:
             raise ValueError("only rank 0 knows the clocks")
         return max((self.clocks.error_s(rank, at_s) for rank in range(self.transport.world_size)), default=0.0)
-
-    def takes_part(self, name: str) -> bool:
-        return group_of(self.stream(name), self.transport.rank) is not None

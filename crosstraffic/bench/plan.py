@@ -184,8 +184,3 @@ def _identity(stream: Stream) -> dict[str, Any]:
     """What makes a stream the same communication; words about it do not count."""
     fields = stream_to_dict(stream)
     return {name: fields[name] for name in ("name", "op", "groups", "payload_bytes", "rule")}
-
-
-def biggest_payload(points: Sequence[Point]) -> int:
-    """Return the largest size of a plan, in bytes per call."""
-    return max((size for point in points for _, size in point.streams), default=0)

@@ -90,11 +90,6 @@ def scale_matrix(matrix: Matrix, payload_bytes: int, new_payload_bytes: int) -> 
     return scaled
 
 
-def transposed(matrix: Matrix) -> Matrix:
-    """Return the way back: what was received is sent."""
-    return np.ascontiguousarray(matrix.T)
-
-
 def _rules() -> Mapping[str, type]:
     from crosstraffic.patterns.routing import Routed  # routing builds on this module
 

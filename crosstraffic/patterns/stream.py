@@ -1,7 +1,7 @@
 """Stream: one named repeating communication, the value that everything else passes around."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -92,12 +92,6 @@ class Stream:
             if not np.allclose(ours / max(self.payload_bytes, 1), theirs / max(other.payload_bytes, 1), atol=1e-6):
                 return False
         return True
-
-    def sized(self, payload_bytes: int) -> "Stream":
-        """Return the same communication at another size; its rule still describes the original one."""
-        if self.rule is not None:
-            raise ValueError(f"{self.name}: use matrix(payload_bytes=...) to scale a byte matrix")
-        return replace(self, payload_bytes=payload_bytes)
 
 
 def round_payload(op: str, payload_bytes: int, group_size: int) -> int:
