@@ -29,6 +29,8 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
     if made is not None:
         for line in (*made.remarks, *model_error(made.validation), f"report: {made.path}"):
             talk.print(line, markup=False, soft_wrap=True)
+    for note in run.info.notes:
+        talk.print(f"note: {note}", markup=False, soft_wrap=True)
     wrong = run.frame[run.frame["status"] == "wrong_data"]
     for _, row in wrong.iterrows():
         print(f"error: {row['why']}", file=sys.stderr)
