@@ -190,7 +190,8 @@ def _in_measured_names(step: Step, streams: Sequence[Stream], measured: Sequence
         indices = range(len(own.groups)) if task.groups is None else task.groups
         groups = tuple(home.groups.index(own.groups[index]) for index in indices)
         everyone = len(groups) == len(home.groups)
-        return replace(task, stream=home.name, groups=None if everyone else groups)
+        called = None if home.name == task.stream else task.stream
+        return replace(task, stream=home.name, groups=None if everyone else groups, called=called)
 
     lanes = tuple(
         tuple(Block(repeat=block.repeat, tasks=tuple(map(task_of, block.tasks))) for block in lane)

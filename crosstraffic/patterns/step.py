@@ -10,13 +10,15 @@ class Task:
     """One call of a stream within a step.
 
     ``groups`` are the indices of the stream's groups that make the call (None: all); ``edge`` keeps only the bytes from
-    one member of the group to another (one pipeline boundary of a chain).
+    one member of the group to another (one pipeline boundary of a chain). ``called`` is the name of the call where
+    ``stream`` is another one that is the same communication.
     """
 
     stream: str
     payload_bytes: int
     groups: tuple[int, ...] | None = None
     edge: tuple[int, int] | None = None
+    called: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ def step_to_dict(step: Step) -> dict[str, Any]:
                             "payload_bytes": task.payload_bytes,
                             "groups": None if task.groups is None else list(task.groups),
                             "edge": None if task.edge is None else list(task.edge),
+                            "called": task.called,
                         }
                         for task in block.tasks
                     ],
@@ -91,6 +94,7 @@ def step_from_dict(data: Mapping[str, Any]) -> Step:
                                 payload_bytes=task["payload_bytes"],
                                 groups=None if task.get("groups") is None else tuple(task["groups"]),
                                 edge=None if task.get("edge") is None else (task["edge"][0], task["edge"][1]),
+                                called=task.get("called"),
                             )
                             for task in block["tasks"]
                         ),

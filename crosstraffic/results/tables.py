@@ -85,6 +85,11 @@ def worst_pair(run: Run) -> dict[str, Any] | None:
     return None
 
 
+def _calmest_first(visits: pd.DataFrame) -> pd.DataFrame:
+    """Put the visit first during which other processes took least of the processors, then the earliest."""
+    return visits.sort_values(["processor_share", "repeat"], ascending=[False, True], na_position="last")
+
+
 def stream_table(run: Run) -> pd.DataFrame:
     """Return one row a stream at its real size: times alone, rate, worst slowdown and by whom."""
     alone = ok_alone(run)
@@ -103,10 +108,11 @@ def stream_table(run: Run) -> pd.DataFrame:
             "payload_bytes": stream.payload_bytes,
         }
         for cadence in ("isolated", "streaming"):
-            visits = own[own["cadence"] == cadence].sort_values("repeat")
+            visits = _calmest_first(own[own["cadence"] == cadence])
             for part in ("median", "low", "high"):
                 row[f"{cadence}_{part}_s"] = visits[f"time_{part}_s"].iloc[0] if len(visits) else np.nan
-        rated = own.sort_values(["cadence", "repeat"], ascending=[False, True])  # streaming first
+        isolated = _calmest_first(own[own["cadence"] == "isolated"])  # the rate belongs to the time beside it
+        rated = isolated if len(isolated) else _calmest_first(own)
         for field in ("busbw_bytes_per_s", "bottleneck_bytes_per_s"):
             row[field] = rated[field].iloc[0] if len(rated) else np.nan
         first = own["first_call_s"].dropna()
@@ -138,7 +144,7 @@ def step_bytes(run: Run) -> pd.DataFrame:
                     stream = by_name[run.info.aliases.get(task.stream, task.stream)]
                     if (stream.name, task) not in known:
                         known[stream.name, task] = _task_bytes(run, stream, task)
-                    cell = rows.setdefault((step.name, lane, task.stream), [0, 0])
+                    cell = rows.setdefault((step.name, lane, task.called or task.stream), [0, 0])
                     cell[0] += block.repeat
                     cell[1] += block.repeat * known[stream.name, task]
     return pd.DataFrame(
@@ -176,7 +182,7 @@ def step_lanes(run: Run) -> pd.DataFrame:
                     if (name, task.payload_bytes) not in known:
                         known[name, task.payload_bytes] = alone_time_s(run, name, task.payload_bytes)
                     time_s = known[name, task.payload_bytes]
-                    key = (step.name, lane, task.stream)
+                    key = (step.name, lane, task.called or task.stream)
                     rows[key] = rows.get(key, 0.0) + block.repeat * (np.nan if time_s is None else time_s)
     return pd.DataFrame(
         [

@@ -9,7 +9,7 @@ from simulated_runs import file_of, scenario_of
 from crosstraffic.bench import resolve as module
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile, default_scenario
-from crosstraffic.patterns.step import Step, Task
+from crosstraffic.patterns.step import Step, Task, step_from_dict, step_to_dict
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.wire import wire_matrix
 
@@ -207,3 +207,11 @@ def test_layouts_that_do_not_fit_are_refused(changes: dict[str, object], num_ran
     file = ScenarioFile.model_validate({"name": "t", "stream": [ALL_REDUCE], **changes})
     with pytest.raises(ValueError, match=message):
         resolve(file, num_ranks)
+
+
+def test_calls_keep_their_own_name_where_another_stream_is_measured_for_them() -> None:
+    scenario = resolve(default_scenario(4), 4)
+    decode = next(step for step in scenario.steps if step.name == "decode")
+    called = {task.called for task in decode.tasks(0) if task.stream == "sp.all_gather"}
+    assert called == {"tp.logits", "pp.all_gather"}
+    assert step_from_dict(step_to_dict(decode)) == decode
