@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from crosstraffic.bench import timing
 from crosstraffic.bench.context import RankContext
@@ -29,6 +30,7 @@ class Sample:
     ends: Floats
     times: Floats
     local: Floats
+    batch: npt.NDArray[np.int64]  # which calls were made in one go, ``[num_calls]``
     num_warmup: int
     first_call_s: float | None
     stopped_by: StoppedBy
@@ -129,6 +131,9 @@ def _sample(
         ends=ends,
         times=kept,
         local=local_times(starts, ends),
+        batch=np.repeat(
+            np.arange(len(parts)), [len(start) - (0 if index else skipped) for index, (start, _) in enumerate(parts)]
+        ),
         num_warmup=PROBE_CALLS + skipped,
         first_call_s=None,
         stopped_by=stopped,

@@ -26,6 +26,7 @@ TRANSPORTS: Mapping[str, Opener] = {
     "gloo": _open_gloo,
 }
 AUTO = "auto"
+SIMULATED = "simulated"  # has no ranks to join: ``conduct`` runs it in threads of one process
 
 
 def resolve_transport(name: str) -> str:
@@ -37,7 +38,7 @@ def resolve_transport(name: str) -> str:
     if name == AUTO:
         return "mpi"
     if name not in TRANSPORTS:
-        raise UsageError(f"unknown transport: {name!r}; allowed: {', '.join((AUTO, *TRANSPORTS))}")
+        raise UsageError(f"unknown transport: {name!r}; allowed: {', '.join((AUTO, *TRANSPORTS, SIMULATED))}")
     return name
 
 

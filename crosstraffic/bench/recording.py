@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from crosstraffic.bench.alone import Sample
 from crosstraffic.bench.context import RankContext
@@ -210,8 +211,11 @@ def first_call_record(context: RankContext, point: Point, mismatch: Mismatch) ->
 
 
 def keep_samples(folder: RunFolder, point: Point, sample: Sample | MixSample | StepSample) -> str:
-    """Write the raw clock readings of a point; return the path for its records."""
-    arrays: dict[str, Floats] = {}
+    """Write the raw clock readings of a point; return the path for its records.
+
+    ``batch`` tells which calls were made in one go: no interval between calls of two batches is a sample.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
     if isinstance(sample, MixSample):
         for (name, _), part in zip(point.streams, sample.parts, strict=True):
             for label, values in (
@@ -222,9 +226,13 @@ def keep_samples(folder: RunFolder, point: Point, sample: Sample | MixSample | S
             ):
                 if values:
                     arrays[f"{name}.{label}"] = np.concatenate(values)
+            for label, values in (("batch", part.starts), ("alone.batch", part.alone_starts)):
+                arrays[f"{name}.{label}"] = np.repeat(np.arange(len(values)), [len(calls) for calls in values])
     else:
         name = point.step or point.streams[0][0]
         arrays = {f"{name}.start": sample.starts, f"{name}.end": sample.ends}
+        if isinstance(sample, Sample):
+            arrays[f"{name}.batch"] = sample.batch
     return folder.write_samples(point.key, arrays)
 
 

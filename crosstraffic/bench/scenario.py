@@ -17,7 +17,7 @@ Group = Annotated[tuple[int, ...], Field(min_length=1)]
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class PhaseSpec(_Spec):
@@ -71,14 +71,14 @@ class StreamSpec(_Spec):
 class MeasureSpec(_Spec):
     """How much to measure."""
 
-    sizes: tuple[Size, ...] | None = None
+    sizes: Annotated[tuple[Size, ...], Field(min_length=1)] | None = None
     num_sizes: int = Field(default=13, ge=1)
     min_size: Size = 64
     max_size: Size = 2**24
-    cadences: tuple[Literal["isolated", "streaming"], ...] = ("isolated", "streaming")
+    cadences: tuple[Literal["isolated", "streaming"], ...] = Field(default=("isolated", "streaming"), min_length=1)
     together: Literal["pairs", "none"] | tuple[tuple[str, ...], ...] = "pairs"
     triples: Annotated[int, Field(ge=0)] | tuple[tuple[str, str, str], ...] = 1
-    modes: tuple[Literal["steady", "one_shot"], ...] = ("steady", "one_shot")
+    modes: tuple[Literal["steady", "one_shot"], ...] = Field(default=("steady", "one_shot"), min_length=1)
     steps: bool = True
     target: float = Field(default=0.04, gt=0, lt=1)
     max_calls: int = Field(default=300, ge=8)

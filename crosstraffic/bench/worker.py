@@ -42,12 +42,14 @@ def main(arguments: list[str]) -> int:
             heart.state(State.FINISHED)
         except BaseException as error:  # the others wait in a call that will not end: go at once, and loudly
             heart.state(State.FAILED)
-            if isinstance(error, CrosstrafficError):
-                print(f"rank {identity.rank}: {error}", file=sys.stderr)
-            else:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(error.exit_code if isinstance(error, CrosstrafficError) else 1)
+            try:
+                if isinstance(error, CrosstrafficError):
+                    print(f"rank {identity.rank}: {error}", file=sys.stderr)
+                else:
+                    traceback.print_exc()
+                sys.stderr.flush()
+            finally:  # also when the log cannot be written
+                os._exit(error.exit_code if isinstance(error, CrosstrafficError) else 1)
     return 0
 
 

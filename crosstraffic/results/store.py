@@ -196,7 +196,7 @@ def read_records(folder: Path | str) -> tuple[list[Record], int]:
             continue
         try:
             data = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             num_torn += 1
             continue
         try:
@@ -257,6 +257,14 @@ def load_run(folder: Path | str) -> Run:
         raise UsageError(
             f"{Path(folder) / 'run.json'}: steps name streams that are not there: {', '.join(sorted(lost))}"
         )
+    frame = _frame(folder, info)
+    of_streams = frame[frame["kind"].isin(["alone", "together"]) & (frame["stream"] != "*")]
+    strangers = {name for name in of_streams["stream"] if info.aliases.get(name, name) not in known}
+    if strangers:
+        raise UsageError(
+            f"{Path(folder) / 'records.jsonl'}: records of streams that run.json does not know: "
+            f"{', '.join(sorted(strangers))}"
+        )
     return Run(
         path=Path(folder),
         run=info.model_dump(mode="json"),
@@ -264,7 +272,7 @@ def load_run(folder: Path | str) -> Run:
         streams=streams,
         steps=steps,
         placement=info.placement,
-        frame=_frame(folder, info),
+        frame=frame,
     )
 
 

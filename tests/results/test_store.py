@@ -136,3 +136,9 @@ def test_steps_of_unknown_streams_are_refused(folder: RunFolder) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         load(tmp_path / "absent")
+
+
+def test_a_record_of_a_stream_that_the_run_does_not_know_is_refused(folder: RunFolder) -> None:
+    folder.append(a_record(stream="nobody.knows", mix=("nobody.knows",)))
+    with pytest.raises(UsageError, match=r"does not know: nobody\.knows"):
+        load_run(folder.path)
