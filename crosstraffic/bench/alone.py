@@ -32,7 +32,6 @@ class Sample:
     local: Floats
     batch: npt.NDArray[np.int64]  # which calls were made in one go, ``[num_calls]``
     num_warmup: int
-    first_call_s: float | None
     stopped_by: StoppedBy
     num_verified: int
     mismatch: Mismatch | None
@@ -135,7 +134,6 @@ def _sample(
             np.arange(len(parts)), [len(start) - (0 if index else skipped) for index, (start, _) in enumerate(parts)]
         ),
         num_warmup=PROBE_CALLS + skipped,
-        first_call_s=None,
         stopped_by=stopped,
         num_verified=num_verified,
         mismatch=mismatch,

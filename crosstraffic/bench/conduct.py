@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from crosstraffic.bench.launch import launch_local
-from crosstraffic.bench.open import AUTO, open_transport, resolve_transport
+from crosstraffic.bench.open import AUTO, SIMULATED, open_transport, resolve_transport
 from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.progress import Progress
 from crosstraffic.bench.ranks import RankIdentity, identify
@@ -64,10 +64,10 @@ def conduct(request: Request) -> Finished | None:
     """
     before = _before(request)
     asked = before.transport.name if before is not None and request.transport == AUTO else request.transport
-    transport_name = "simulated" if asked == "simulated" else resolve_transport(asked)
-    identity = None if transport_name == "simulated" else _identity()
+    transport_name = resolve_transport(asked)
+    identity = None if transport_name == SIMULATED else _identity()
     scenario, plan = plan_scenario(request, identity, before)
-    if transport_name == "simulated":
+    if transport_name == SIMULATED:
         simulated_truth(scenario.file)
     folder = request.output or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     if identity is not None:
@@ -79,10 +79,10 @@ def conduct(request: Request) -> Finished | None:
         folder=folder,
         command=_command(),
         resume=request.resume,
-        notes=[] if transport_name == "simulated" else _busy(),
+        notes=[] if transport_name == SIMULATED else _busy(),
     )
     session = take_up(folder)
-    if transport_name == "simulated":
+    if transport_name == SIMULATED:
         return _in_threads(session)
     return _in_local_ranks(session, scenario.num_ranks)
 

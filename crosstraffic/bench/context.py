@@ -21,9 +21,19 @@ _DECISION = struct.Struct("<qd")
 
 
 class Heart(Protocol):
-    """Where a rank says what it is doing, for a watchdog to read; each call costs far less than a message."""
+    """Where a rank says what it is doing, for a watchdog and a progress bar, and learns whether the run shall end."""
 
-    def call(self, point: int, stream: int, call: int) -> None: ...
+    def call(self, point: int, stream: int, call: int) -> None:
+        """Say which call begins; costs far less than a message."""
+        ...
+
+    def progress(self, done: int, total: int, seconds_left: float) -> None:
+        """Say how far the run has come."""
+        ...
+
+    def should_stop(self) -> bool:
+        """Tell whether the run was asked to end."""
+        ...
 
 
 def open_ending(transport: Transport) -> Ending:
@@ -143,14 +153,19 @@ class RankContext:
             stream=name,
         )
 
-    def first_mismatch(self, found: Sequence[Mismatch | None]) -> Mismatch | None:
-        """Gather every rank's verdict; return the worst one on rank 0 (lowest rank first)."""
+    def mismatches(self, found: Sequence[Mismatch | None]) -> dict[str, Mismatch]:
+        """Gather every rank's verdicts; return the first one of each stream (lowest rank first) on rank 0."""
         mine = [item.model_dump() for item in found if item is not None]
         gathered = self.transport.gather_bytes(json.dumps(mine).encode())
-        if gathered is None:
-            return None
-        every = [Mismatch(**item) for part in gathered for item in json.loads(part)]
-        return every[0] if every else None
+        first: dict[str, Mismatch] = {}
+        for part in gathered or ():
+            for item in json.loads(part):
+                first.setdefault(item["stream"], Mismatch(**item))
+        return first
+
+    def first_mismatch(self, found: Sequence[Mismatch | None]) -> Mismatch | None:
+        """Gather every rank's verdicts; return the first one of all (rank 0), or None."""
+        return next(iter(self.mismatches(found).values()), None)
 
     def decide(self, count: int, value: float = 0.0) -> tuple[int, float]:
         """Return rank 0's decision on every rank: a whole number (of calls, say) and a value."""

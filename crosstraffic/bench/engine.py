@@ -3,14 +3,13 @@
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from crosstraffic.bench.alone import Sample, first_call, measure_alone
 from crosstraffic.bench.capacity import calls_of, too_big
 from crosstraffic.bench.clocks import Clocks, synchronise
-from crosstraffic.bench.context import RankContext, open_ending
+from crosstraffic.bench.context import Heart, RankContext, open_ending
 from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.recording import (
     Span,
@@ -35,16 +34,6 @@ CLOCK_ROUNDS = 12
 SHORTEST_S = 1e-9  # a call of one rank with itself can take no time at all on the simulated transport
 CLOCK_EVERY_S = 4.0
 EXPECTED_BYTES_PER_S = 1e9  # until a stream has shown more
-
-
-class Heart(Protocol):
-    """What the engine tells a watchdog and a progress bar."""
-
-    def call(self, point: int, stream: int, call: int) -> None: ...
-
-    def progress(self, done: int, total: int, seconds_left: float) -> None: ...
-
-    def should_stop(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -91,13 +80,14 @@ def run_plan(
     _synchronise(context)
     outcome = Outcome()
     cold: dict[str, float | None] = {}
+    everything = make_plan(scenario)
     for stream in scenario.streams:
         cold[stream.name] = None
         real = (stream.name, stream.payload_bytes)
         if context.decide(int(too_big(scenario, [real], available_bytes) is not None))[0]:
             continue
         cold[stream.name], worst = first_call(context, stream.name, stream.payload_bytes)
-        point = next((found for found in make_plan(scenario) if stream.name in dict(found.streams)), None)
+        point = next((found for found in everything if stream.name in dict(found.streams)), None)
         if worst is not None and point is not None:
             _keep(folder, outcome, [first_call_record(context, point, worst)])
     _measure(context, plan, outcome, heart, folder, cold, available_bytes, num_processors)

@@ -30,14 +30,14 @@ SIMULATED = "simulated"  # has no ranks to join: ``conduct`` runs it in threads 
 
 
 def resolve_transport(name: str) -> str:
-    """Return the name of a row of ``TRANSPORTS``; ``auto`` is MPI, the fastest of them between processors.
+    """Return the name of a transport; ``auto`` is MPI, the fastest of them between processors.
 
     Raises:
         UsageError: no such transport.
     """
     if name == AUTO:
         return "mpi"
-    if name not in TRANSPORTS:
+    if name not in (*TRANSPORTS, SIMULATED):
         raise UsageError(f"unknown transport: {name!r}; allowed: {', '.join((AUTO, *TRANSPORTS, SIMULATED))}")
     return name
 
@@ -49,4 +49,7 @@ def open_transport(name: str, identity: RankIdentity | None) -> Transport:
         UsageError: no such transport.
         EnvironmentRefused: a library is missing, or the ranks do not find each other.
     """
-    return TRANSPORTS[resolve_transport(name)](identity)
+    name = resolve_transport(name)
+    if name == SIMULATED:
+        raise UsageError("the simulated transport has no ranks to join")
+    return TRANSPORTS[name](identity)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from crosstraffic.bench.alone import Sample
 from crosstraffic.bench.context import RankContext
 from crosstraffic.bench.plan import Point
-from crosstraffic.bench.replay import StepSample
+from crosstraffic.bench.replay import MAX_REPLAYS, StepSample
 from crosstraffic.bench.times import late_rank
 from crosstraffic.bench.together import MixSample
 from crosstraffic.bench.transport import Floats
@@ -82,14 +82,13 @@ def mix_records(context: RankContext, point: Point, sample: MixSample, span: Spa
         clock_error_s=span.clock_error_s,
     )
     steady = point.mode == "steady"
-    common: dict[str, Any] = {"dependent": steady, "num_verified_calls": sample.num_verified}
     for (name, size), part in zip(point.streams, sample.parts, strict=True):
         stream = context.stream(name)
         alone, together = _join(part.alone_times), _join(part.times)
+        wrong, wrong_alone = sample.together.mismatches.get(name), sample.alone.mismatches.get(name)
         slowdown = None
-        if len(alone) and len(together) and sample.invalid is None:
+        if len(alone) and len(together) and sample.invalid is None and wrong is None and wrong_alone is None:
             slowdown = float(np.median(together) / np.median(alone))
-        wrong = sample.mismatch if sample.mismatch is not None and sample.mismatch.stream == name else None
         records.append(
             _record(
                 context,
@@ -103,8 +102,9 @@ def mix_records(context: RankContext, point: Point, sample: MixSample, span: Spa
                 invalid=sample.invalid,
                 overlap_fraction=sample.overlap_fraction,
                 slowdown=slowdown,
+                num_verified_calls=sample.together.num_verified.get(name, 0),
+                dependent=steady,
                 measured_s=_busy(part.starts, part.ends),
-                **common,
             )
         )
         if not len(alone):
@@ -122,9 +122,10 @@ def mix_records(context: RankContext, point: Point, sample: MixSample, span: Spa
                 mix=(name,),
                 cadence="streaming" if steady else "isolated",
                 baseline_of=point.key,
-                mismatch=None,
+                mismatch=wrong_alone,
+                num_verified_calls=sample.alone.num_verified.get(name, 0),
+                dependent=steady,
                 measured_s=_busy(part.alone_starts, part.alone_ends),
-                **common,
             )
         )
     if not steady:
@@ -137,11 +138,12 @@ def mix_records(context: RankContext, point: Point, sample: MixSample, span: Spa
                 payload_bytes=None,
                 times=sample.whole,
                 local=np.empty(0),
-                mismatch=sample.mismatch,
+                mismatch=next(iter(sample.together.mismatches.values()), None),
                 invalid=sample.invalid,
                 overlap_fraction=sample.overlap_fraction,
+                num_verified_calls=0,  # counted with the streams
+                dependent=False,
                 measured_s=0.0,
-                **common,
             )
         )
     return records
@@ -163,7 +165,7 @@ def step_records(context: RankContext, point: Point, sample: StepSample, span: S
             mismatch=sample.mismatch,
             num_verified_calls=sample.num_verified,
             num_warmup_calls=1,
-            stopped_by="time",
+            stopped_by="calls" if len(sample.times) >= MAX_REPLAYS else "time",
             measured_s=float(np.nansum(sample.times)),
         )
     ]

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from crosstraffic import __version__
-from crosstraffic.bench.engine import Heart, Outcome, run_plan
+from crosstraffic.bench.context import Heart
+from crosstraffic.bench.engine import Outcome, run_plan
 from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.preflight import available_bytes, check, environment, gather, places, versions
 from crosstraffic.bench.resolve import Scenario, resolve

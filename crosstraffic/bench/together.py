@@ -6,7 +6,8 @@ on one communicator may be served one after the other, whatever the host's clock
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +50,30 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the check of payloads found: calls checked of each stream, and the first mismatch of those that had one."""
+
+    num_verified: Mapping[str, int]
+    mismatches: Mapping[str, Mismatch]
+
+
+@dataclass(slots=True)
+class Checks:
+    """Payload checks as they are made on one rank: (stream, what was wrong)."""
+
+    found: list[tuple[str, Mismatch | None]] = field(default_factory=list)
+
+    def make(self, context: RankContext, name: str, operation: Operation | None, tag: int, call: int) -> None:
+        """Check what the last call of a stream left behind."""
+        self.found.append((name, context.mismatch(name, operation, tag, call)))
+
+    def verdict(self, context: RankContext) -> Verdict:
+        """Gather the verdicts of all ranks; all ranks call it, and it is whole on rank 0."""
+        num_verified = Counter(name for name, _ in self.found) if context.scenario.measure.verify else Counter()
+        return Verdict(num_verified=num_verified, mismatches=context.mismatches([wrong for _, wrong in self.found]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MixSample:
     """A mix as measured, on rank 0. ``whole`` holds the times until all streams of a one-shot were done."""
 
@@ -57,8 +82,8 @@ class MixSample:
     together_s: float  # wall time inside the calls together that were kept
     overlap_fraction: float
     invalid: str | None
-    num_verified: int
-    mismatch: Mismatch | None
+    together: Verdict
+    alone: Verdict
 
 
 def shared_communicators(context: RankContext, names: Sequence[str]) -> str | None:
@@ -86,7 +111,7 @@ def measure_steady(
     begun = context.transport.now_s()
     num_segments = len(names) + 1
     parts = [Part() for _ in names]
-    mismatches: list[Mismatch | None] = []
+    together, alone = Checks(), Checks()
     order = random.Random(int(point.key, 16))
     guesses = list(alone_s)
     overlaps: list[float] = []
@@ -100,12 +125,12 @@ def measure_steady(
         for segment in segments:
             if segment < len(names):
                 window_s = slot_s / (ROUNDS * num_segments)
-                _alone_segment(context, names, operations, segment, window_s, guesses, parts, mismatches)
+                _alone_segment(context, names, operations, segment, window_s, guesses, parts, alone)
                 continue
             slowest_s = len(names) * max(guesses)
             window_s = stretch * max(slot_s / (ROUNDS * num_segments), min(MIN_LOOPS * slowest_s, slot_s))
             most = [MIN_LOOPS + int(MOST_SPEEDUP * window_s / max(guess, 1e-7)) for guess in guesses]
-            mixed = _mixed(context, names, operations, window_s, most, mismatches)
+            mixed = _mixed(context, names, operations, window_s, most, together)
             if mixed is None:
                 continue
             starts, ends = zip(*(split(part) for part in mixed[0]), strict=True)
@@ -130,7 +155,7 @@ def measure_steady(
             stretch *= 1 if num_calls else 2  # calls together take longer than was thought
             going = int(not (enough or late or rounds >= MAX_ROUNDS or stopping()))
         going, _ = context.decide(going)
-    worst = context.first_mismatch(mismatches)
+    verdicts = together.verdict(context), alone.verdict(context)
     if not context.is_root:
         return None
     best = float(np.median([found for found in overlaps if found >= MIN_OVERLAP] or [max(overlaps)]))
@@ -145,8 +170,8 @@ def measure_steady(
         together_s=together_s,
         overlap_fraction=best,
         invalid=invalid,
-        num_verified=len(mismatches) if context.scenario.measure.verify else 0,
-        mismatch=worst,
+        together=verdicts[0],
+        alone=verdicts[1],
     )
 
 
@@ -163,40 +188,48 @@ def measure_one_shot(
         return _unmeasured(names, shared)
     parts = [Part() for _ in names]
     order = random.Random(int(point.key, 16))
-    mismatches: list[Mismatch | None] = []
+    checks, alone_checks = Checks(), Checks()
+    beat = context.beat_for(names[0])
+    everyone = range(len(names))
     together: list[Floats] = []
     alone: list[list[Floats]] = [[] for _ in names]
-    cycle_s = 2 * sum(alone_s) + 1e-5
-    count = int(np.clip(slot_s / cycle_s, *ONE_SHOT_CALLS))
-    count, _ = context.decide(count)
-    count += 1  # the first cycle is warm-up
-    tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
+
+    def call_alone(index: int) -> Floats:
+        times: Floats = timing.isolated(context.transport, operations[index], 1, beat)[0]
+        return times
+
+    tags = _refresh(context, names, operations)  # warm-up: each kind of call once, checked, not kept
+    for index in everyone:
+        call_alone(index)
+        alone_checks.make(context, names[index], operations[index], tags[index], 0)
+    tags = _refresh(context, names, operations)
+    timing.one_shot(context.transport, operations, beat, 0)
+    for index in everyone:
+        checks.make(context, names[index], operations[index], tags[index], 0)
+    tags = _refresh(context, names, operations)
+    count, _ = context.decide(int(np.clip(slot_s / (2 * sum(alone_s) + 1e-5), *ONE_SHOT_CALLS)))
+    context.transport.barrier()
     begun = context.transport.now_s()
-    beat = context.beat_for(names[0])
+    segments = [*everyone, len(names)]
     for cycle in range(count):
-        segments = [*range(len(names)), len(names)]
         order.shuffle(segments)
         for segment in segments:
             if segment == len(names):
                 together.append(timing.one_shot(context.transport, operations, beat, cycle))
             else:
-                alone[segment].append(timing.isolated(context.transport, operations[segment], 1, beat)[0])
-        if cycle == 0:  # its payload is checked apart, then again under new tags
-            mismatches += _check(context, names, operations, tags, cycle)
-            tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
-            context.transport.barrier()
-            begun = context.transport.now_s()
-        elif cycle % 4 == 0:
+                alone[segment].append(call_alone(segment))
+        if cycle % 4 == 3:
             late = context.is_root and context.transport.now_s() - begun > 1.5 * slot_s
             if context.decide(int(late or (context.is_root and stopping())))[0]:
                 break
-    mismatches += _check(context, names, operations, tags, len(together) - 1)
+    for index in everyone:  # what a stream's last call left behind, whichever kind of call it was
+        last = checks if segments.index(len(names)) > segments.index(index) else alone_checks
+        last.make(context, names[index], operations[index], tags[index], len(together) - 1)
     times = context.synchronised(np.stack(together))  # [world, cycles, streams, 2]
     alone_times = [context.synchronised(np.stack(calls)) for calls in alone]
-    worst = context.first_mismatch(mismatches)
+    verdicts = checks.verdict(context), alone_checks.verdict(context)
     if times is None:
         return None
-    times = times[:, 1:]
     overlaps = np.array([one_shot_overlap(cycle[..., 0].T, cycle[..., 1].T) for cycle in times.swapaxes(0, 1)])
     overlapped = overlaps >= MIN_OVERLAP
     if overlapped.mean() >= 0.5:  # calls that another process kept apart tell nothing about the streams
@@ -211,7 +244,7 @@ def measure_one_shot(
         part.local.append(local_times(starts, ends))
         calls = alone_times[index]
         if calls is not None:
-            alone_starts, alone_ends = split(calls[:, 1:])
+            alone_starts, alone_ends = split(calls)
             part.alone_starts.append(alone_starts)
             part.alone_ends.append(alone_ends)
             part.alone_times.append(isolated_times(alone_starts, alone_ends))
@@ -226,9 +259,14 @@ def measure_one_shot(
         together_s=float(whole.sum()),
         overlap_fraction=overlap,
         invalid=invalid,
-        num_verified=len(mismatches) if context.scenario.measure.verify else 0,
-        mismatch=worst,
+        together=verdicts[0],
+        alone=verdicts[1],
     )
+
+
+def _refresh(context: RankContext, names: Sequence[str], operations: Sequence[Operation | None]) -> list[int]:
+    """Give every stream a new payload; return the tags in it."""
+    return [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
 
 
 def _prepare(context: RankContext, point: Point) -> tuple[list[str], list[Operation | None], str | None]:
@@ -247,18 +285,9 @@ def _unmeasured(names: Sequence[str], shared: str | None) -> MixSample | None:
         together_s=0.0,
         overlap_fraction=0.0,
         invalid=shared,
-        num_verified=0,
-        mismatch=None,
+        together=Verdict(num_verified={}, mismatches={}),
+        alone=Verdict(num_verified={}, mismatches={}),
     )
-
-
-def _check(
-    context: RankContext, names: Sequence[str], operations: Sequence[Operation | None], tags: Sequence[int], call: int
-) -> list[Mismatch | None]:
-    return [
-        context.mismatch(name, operation, tag, call)
-        for name, operation, tag in zip(names, operations, tags, strict=True)
-    ]
 
 
 def _alone_segment(
@@ -269,13 +298,13 @@ def _alone_segment(
     window_s: float,
     alone_guess: list[float],
     parts: Sequence[Part],
-    mismatches: list[Mismatch | None],
+    checks: Checks,
 ) -> None:
     count = int(np.clip(np.ceil(window_s / max(alone_guess[index], 1e-7)), MIN_LOOPS, MAX_LOOPS))
     count, _ = context.decide(count)
     tag = context.refresh(names[index], operations[index])
     local = timing.streaming(context.transport, operations[index], count, context.beat_for(names[index]))
-    mismatches.append(context.mismatch(names[index], operations[index], tag, count - 1))
+    checks.make(context, names[index], operations[index], tag, count - 1)
     times = context.synchronised(local)
     if times is None:
         return
@@ -295,15 +324,16 @@ def _mixed(
     operations: Sequence[Operation | None],
     duration_s: float,
     most: Sequence[int],
-    mismatches: list[Mismatch | None],
+    checks: Checks,
 ) -> tuple[list[Floats], float] | None:
     """Loop all streams; return each one's calls ``[world, num_calls, 2]`` and when the first rank thought of ending."""
     duration_s = context.decide(0, duration_s)[1]
     most = [context.decide(bound)[0] for bound in most]
-    tags = [context.refresh(name, operation) for name, operation in zip(names, operations, strict=True)]
+    tags = _refresh(context, names, operations)
     beat = context.beat_for(names[0])
     looped = timing.loops(context.transport, operations, context.ending, duration_s, beat, most)
-    mismatches += _check(context, names, operations, tags, max(len(times) for times in looped.times) - 1)
+    for name, operation, tag, calls in zip(names, operations, tags, looped.times, strict=True):
+        checks.make(context, name, operation, tag, len(calls) - 1)
     free = context.synchronised(np.array([[looped.free_until_s, looped.free_until_s]]))
     gathered = [context.synchronised(times) for times in looped.times]
     if free is None:

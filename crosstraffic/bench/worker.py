@@ -18,7 +18,8 @@ def bind(rank: int) -> None:
     """Bind an MPI rank to one processor, ranks in turn, as launchers of MPI do on request.
 
     Ranks poll. With more of them than processors, the scheduler moves them about and lets ranks that wait for one
-    another share a processor: unbound, the same calls took 2 to 600 times as long (median) on 2 processors.
+    another share a processor: unbound, beside other programs, the same calls took 2 to 600 times as long (median, 4
+    ranks on 2 processors).
     """
     allowed = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {allowed[rank % len(allowed)]})

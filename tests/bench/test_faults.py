@@ -4,11 +4,13 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated_runs import run_in, scenario_of, toml_of, truth_of
 from typer.testing import CliRunner
 
+from crosstraffic.bench import timing
 from crosstraffic.bench.resolve import Scenario
 from crosstraffic.bench.simulated_calls import Delivery
 from crosstraffic.bench.simulated_world import SimulatedWorld
@@ -131,7 +133,7 @@ def test_nothing_is_wrong_without_a_fault(with_step: Scenario, tmp_path: Path) -
     records = read_records(tmp_path / "run")[0]
     assert {place_of(record) for record in records} == set(PLACES)
     assert {record.status for record in records} == {"ok"}
-    assert all(record.num_verified_calls > 0 for record in records)
+    assert all(record.num_verified_calls > 0 for record in records if record.stream != "*")
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "broadcast", "all_gather"])
@@ -198,3 +200,51 @@ def test_streams_on_one_communicator_are_invalid_together(with_step: Scenario, t
         assert record.why is not None
         assert "streams exchange and other share one communicator" in record.why
     assert {record.status for record in records if record.kind == "alone"} == {"ok"}
+
+
+@pytest.mark.parametrize(("mode", "loop"), [("steady", "loops"), ("one_shot", "one_shot")])
+def test_a_fault_that_strikes_only_together_is_told_of_each_stream(
+    mode: str, loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls alone are right, those together are not: every record of a stream in the mix says so, no baseline does."""
+    inside: list[bool] = []
+    timed = getattr(timing, loop)
+
+    def watched(*arguments: Any) -> Any:
+        inside.append(True)
+        try:
+            return timed(*arguments)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(timing, loop, watched)
+
+    def tamper(delivery: Delivery) -> None:
+        if inside and delivery.stream in ("exchange", "other"):
+            delivery.receives[1][7] ^= 0x10
+
+    scenario = scenario_of(STREAMS, num_ranks=3, sizes=[SIZE], modes=[mode], budget_s=0.1)
+    run_in(SimulatedWorld(truth_of(), 3, tamper=tamper), scenario, tmp_path / "run")
+    records = read_records(tmp_path / "run")[0]
+    together = [record for record in records if record.kind == "together"]
+    assert {record.stream for record in together} >= {"exchange", "other"}
+    assert {record.status for record in together} == {"wrong_data"}
+    assert all(record.mismatch is not None and record.mismatch.rank == 1 for record in together)
+    assert all(
+        record.mismatch.stream == record.stream for record in together if record.mismatch and record.stream != "*"
+    )
+    assert {record.slowdown for record in together} == {None}
+    assert {record.status for record in records if record.kind == "alone"} == {"ok"}
+
+
+def test_checks_are_counted_for_the_stream_that_made_the_calls(tmp_path: Path) -> None:
+    """Alone: probe, pilot and perhaps a rest. One-shot: each kind once, and the last call of each stream."""
+    scenario = scenario_of(STREAMS, num_ranks=3, sizes=[SIZE], budget_s=0.1)
+    run_in(SimulatedWorld(truth_of(), 3), scenario, tmp_path / "run")
+    records = read_records(tmp_path / "run")[0]
+    assert {record.num_verified_calls for record in records if record.mode is None} <= {2, 3}
+    for name in ("exchange", "other"):
+        shots = [record for record in records if record.mode == "one_shot" and record.stream == name]
+        assert sorted(record.num_verified_calls for record in shots) == [1, 2]
+        loops = [record for record in records if record.mode == "steady" and record.stream == name]
+        assert len({record.num_verified_calls for record in loops}) == 1

@@ -73,7 +73,7 @@ def test_any_number_of_ranks_runs_its_default(transport: str, num_ranks: int, tm
     assert (frame.loc[frame["status"] == "invalid", "kind"] == "together").all()  # did not overlap: few processors
     ok = frame[frame["status"] == "ok"]
     assert (ok["time_median_s"] > 0).all()
-    assert (ok["num_verified_calls"] > 0).all()
+    assert (ok.loc[ok["stream"] != "*", "num_verified_calls"] > 0).all()
     assert run.info.measured_s is not None
     assert run.info.wall_s is not None
     assert 0 < run.info.measured_s <= run.info.wall_s
