@@ -2,8 +2,8 @@
 
 from crosstraffic.patterns.matrix import Ring
 from crosstraffic.patterns.model import dtype_bytes
+from crosstraffic.patterns.setting import Calls, Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.workload import Order, Setting, make_stream
 
 _TE = "TransformerEngine @ d0067d0da6cb attention/dot_product_attention/context_parallel.py"
 _PCP = "vLLM @ 017e9f4448b7 model_executor/layers/attention/pcp.py"
@@ -17,6 +17,16 @@ def context_style(setting: Setting) -> str:
     if asked is not None:
         return asked
     return "ring" if setting.framework == "megatron" else "all_gather"
+
+
+def attention_calls(setting: Setting) -> Calls:
+    """Return what the attention of one layer calls, in order."""
+    layout = setting.layout
+    if setting.workload.phase == "decode":
+        return (("dcp.query", 1), ("dcp.lse", 1), ("dcp.output", 1)) if layout.dcp > 1 else ()
+    if layout.cp == 1:
+        return ()
+    return (("cp.kv_ring", layout.cp - 1),) if context_style(setting) == "ring" else (("cp.kv_all_gather", 1),)
 
 
 def context_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:

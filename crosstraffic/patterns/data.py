@@ -1,7 +1,7 @@
 """Data parallelism: nothing crosses in a forward pass, but for engines whose attention is data parallel inside TP."""
 
+from crosstraffic.patterns.setting import Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.workload import Order, Setting, make_stream
 
 NOTHING = "replicas share no tensor in a forward pass"
 _SOURCE = "SGLang @ 6ed5780c4fd3 layers/dp_attention.py"
@@ -10,6 +10,11 @@ _SOURCE = "SGLang @ 6ed5780c4fd3 layers/dp_attention.py"
 def sums_tokens(setting: Setting) -> bool:
     """Tell whether tokens are gathered by an all-reduce of a zero-filled buffer (SGLang's SUM_LEN, used in prefill)."""
     return setting.framework == "sglang" and setting.workload.phase == "prefill"
+
+
+def data_control(setting: Setting) -> tuple[Stream, ...]:
+    """Return what replicas tell each other before a step."""
+    return ()
 
 
 def data_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from crosstraffic.patterns.layout import Groups, expert_tp
+from crosstraffic.patterns.setting import Calls, Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.workload import Order, Setting, make_stream
 
 Path = Literal["none", "tensor", "gathered", "all_to_all", "gather_scatter"]
 SCALE_BLOCK = 128
@@ -118,6 +118,22 @@ def is_cut_over_tp(setting: Setting) -> bool:
     if setting.framework == "vllm":
         return setting.layout.ep > 1 and setting.layout.dp > 1
     return setting.framework == "sglang" or setting.workload.sequence_parallel
+
+
+def exchange_calls(setting: Setting) -> Calls:
+    """Return what brings the tokens of one layer to their experts and back, in order."""
+    path = expert_path(setting)
+    if path == "gather_scatter":
+        return (("ep.all_gather", 1), ("ep.reduce_scatter", 1))
+    if path != "all_to_all":
+        return ()
+    inside: Calls = (("etp.all_gather", 1), ("etp.reduce_scatter", 1)) if setting.framework == "megatron" else ()
+    return (("ep.dispatch", 1), *inside, ("ep.combine", 1))
+
+
+def expert_control(setting: Setting) -> tuple[Stream, ...]:
+    """Return the exchange of counts before a dispatch."""
+    return ()
 
 
 def expert_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:

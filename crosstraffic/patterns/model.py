@@ -19,6 +19,8 @@ DTYPE_NAMES: Mapping[str, str] = {
     "float8_e4m3fn": "float8_e4m3",
 }
 
+KV_FORMATS: tuple[str, ...] = ("fp8_ds_mla",)  # layouts of a cache entry that are no plain dtype
+
 # What each size is called in the config.json files of different families, the first name the usual one.
 KEYS: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
@@ -87,6 +89,10 @@ class Mla:
 class ModelShape:
     """The sizes of one model. ``moe_layers`` are the indices of layers with routed experts, empty for a dense model.
 
+    A token's experts come from ``topk_groups`` of ``num_expert_groups`` (node-limited routing). ``routed_hidden`` is the
+    width of a row that goes to an expert where it is not ``hidden``; ``residual_streams`` hidden states of a token cross
+    a pipeline boundary; ``num_mtp_layers`` layers predict further tokens.
+
     ``sliding_layers`` cache at most ``sliding_window`` tokens; ``linear_layers`` cache none (a state per request).
     """
 
@@ -109,6 +115,11 @@ class ModelShape:
     sliding_window: int | None = None
     sliding_layers: tuple[int, ...] = ()
     linear_layers: tuple[int, ...] = ()
+    num_expert_groups: int = 1
+    topk_groups: int = 1
+    routed_hidden: int | None = None
+    residual_streams: int = 1
+    num_mtp_layers: int = 0
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab"):
@@ -121,6 +132,11 @@ class ModelShape:
         if self.moe_layers and not 1 <= self.top_k <= self.num_experts:
             raise ValueError(f"{self.name}: top_k must be between 1 and {self.num_experts} experts: {self.top_k}")
         dtype_bytes(self.dtype)
+
+    @property
+    def expert_row(self) -> int:
+        """Elements of a token's row on its way to an expert and back."""
+        return self.routed_hidden or self.hidden
 
     @property
     def num_moe_layers(self) -> int:

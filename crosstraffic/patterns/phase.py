@@ -3,16 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from crosstraffic.patterns.context import context_streams, context_style
-from crosstraffic.patterns.data import NOTHING, data_streams, sums_tokens
-from crosstraffic.patterns.expert import expert_path, expert_streams, is_cut_over_tp
+from crosstraffic.patterns.context import attention_calls, context_streams
+from crosstraffic.patterns.data import NOTHING, data_control, data_streams, sums_tokens
+from crosstraffic.patterns.expert import exchange_calls, expert_control, expert_path, expert_streams, is_cut_over_tp
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import ModelShape, layer_runs
-from crosstraffic.patterns.pipeline import TENSORS, is_sliced, pipeline_streams
+from crosstraffic.patterns.pipeline import pipeline_control, pipeline_streams, receive_calls
+from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, make_setting
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.tensor import sequence_streams, tensor_streams
-from crosstraffic.patterns.workload import BOUNDARY, Calls, Order, Setting, Workload, make_setting
+from crosstraffic.patterns.workload import Workload
 
 PATTERNS: Mapping[str, Callable[[Setting, Order], tuple[Stream, ...]]] = {
     "tp": tensor_streams,
@@ -22,19 +23,15 @@ PATTERNS: Mapping[str, Callable[[Setting, Order], tuple[Stream, ...]]] = {
     "ep": expert_streams,
     "dp": data_streams,
 }
-
-
-def _attention(setting: Setting) -> Calls:
-    layout = setting.layout
-    if setting.workload.phase == "decode":
-        return (("dcp.query", 1), ("dcp.lse", 1), ("dcp.output", 1)) if layout.dcp > 1 else ()
-    if layout.cp == 1:
-        return ()
-    return (("cp.kv_ring", layout.cp - 1),) if context_style(setting) == "ring" else (("cp.kv_all_gather", 1),)
+CONTROL: Mapping[str, Callable[[Setting], tuple[Stream, ...]]] = {
+    "pp": pipeline_control,
+    "ep": expert_control,
+    "dp": data_control,
+}
 
 
 def _dense_layer(setting: Setting) -> Calls:
-    attention = _attention(setting)
+    attention = attention_calls(setting)
     if setting.workload.sequence_parallel:
         gather, scatter = ("sp.all_gather", 1), ("sp.reduce_scatter", 1)
         return (gather, *attention, scatter, gather, scatter)
@@ -50,9 +47,9 @@ def _moe_layer(setting: Setting) -> Calls:
     path = expert_path(setting)
     if path in ("tensor", "gathered"):
         return _dense_layer(setting)
-    attention, is_sequence = _attention(setting), setting.workload.sequence_parallel
+    attention, is_sequence = attention_calls(setting), setting.workload.sequence_parallel
+    exchange = exchange_calls(setting)
     if path == "all_to_all" and setting.framework in ("sglang", "tensorrt_llm"):
-        exchange = (("ep.dispatch", 1), ("ep.combine", 1))
         return (*attention, ("dp.attention_scatter", 1), *exchange, ("dp.attention_gather", 1))
     before: Calls = (*attention, ("tp.attention_output", 1))
     if is_sequence:
@@ -62,11 +59,7 @@ def _moe_layer(setting: Setting) -> Calls:
         whole_again = (("tp.moe_gather", 1),)
     if path == "none":
         return before
-    if path == "all_to_all":
-        inside: Calls = (("etp.all_gather", 1), ("etp.reduce_scatter", 1)) if setting.framework == "megatron" else ()
-        return (*before, ("ep.dispatch", 1), *inside, ("ep.combine", 1), *whole_again)
-    exchange = (("ep.all_gather", 1), ("ep.reduce_scatter", 1))
-    if setting.framework == "megatron" or setting.layout.ep > 1:
+    if path == "all_to_all" or setting.framework == "megatron" or setting.layout.ep > 1:
         return (*before, *exchange, *whole_again)
     if is_sequence:
         return (*before, ("sp.all_gather", 1), *exchange, ("sp.reduce_scatter", 1))
@@ -79,9 +72,10 @@ def step_order(setting: Setting) -> Order:
     last: Calls = (("tp.logits", 1),)
     if setting.workload.sequence_parallel:
         first, last = (("sp.embedding", 1),), (("sp.output", 1), *last)
-    receive: Calls = (("pp.all_gather", TENSORS[setting.framework]),) if is_sliced(setting) else ()
     moe_layer = _moe_layer(setting) if setting.shape.moe_layers else ()
-    return Order(first=first, dense_layer=_dense_layer(setting), moe_layer=moe_layer, last=last, receive=receive)
+    return Order(
+        first=first, dense_layer=_dense_layer(setting), moe_layer=moe_layer, last=last, receive=receive_calls(setting)
+    )
 
 
 def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> tuple[Stream, ...]:
@@ -100,6 +94,12 @@ def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framewo
     names = list(dict.fromkeys(name for name, _ in chain if name in streams))
     before = dict(zip(names[1:], names, strict=False))
     return tuple(replace(streams[name], after=(before[name],) if name in before else ()) for name in names)
+
+
+def control_streams(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> tuple[Stream, ...]:
+    """Return the small messages beside the data of one step: counts, batch sizes, token ids; role ``control``."""
+    setting = make_setting(shape, layout, workload, framework)
+    return tuple(stream for make in CONTROL.values() for stream in make(setting))
 
 
 def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from crosstraffic.patterns.matrix import Chain
+from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.workload import BOUNDARY, Order, Setting, make_stream
 
 # Tensors of T x H that cross a boundary: hidden states and residual, or their sum.
 TENSORS: Mapping[str, int] = {"vllm": 2, "sglang": 2, "megatron": 1, "tensorrt_llm": 2}
@@ -21,6 +21,16 @@ def is_sliced(setting: Setting) -> bool:
     """Tell whether each TP rank sends 1 / TP of a tensor, and the receivers gather it again."""
     elements = setting.local_tokens * setting.shape.hidden
     return setting.framework in SLICED and setting.tp > 1 and elements % setting.tp == 0
+
+
+def receive_calls(setting: Setting) -> Calls:
+    """Return what a stage calls once it got its input."""
+    return (("pp.all_gather", TENSORS[setting.framework]),) if is_sliced(setting) else ()
+
+
+def pipeline_control(setting: Setting) -> tuple[Stream, ...]:
+    """Return the small messages of a pipeline: what each send announces, and sampled token ids on their way back."""
+    return ()
 
 
 def pipeline_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:

@@ -20,6 +20,7 @@ Op = Literal[
     "kv_transfer",
 ]
 Phase = Literal["prefill", "decode", "handoff"]
+Role = Literal["data", "control"]
 OPS: tuple[str, ...] = get_args(Op)
 MATRIX_OPS = frozenset({"all_to_all_v", "send_recv", "kv_transfer"})
 POINT_TO_POINT_OPS = frozenset({"send_recv", "kv_transfer"})  # a rank with nothing to move has no part in a call
@@ -37,6 +38,8 @@ class Stream:
 
     ``rule`` gives the byte matrix B[source][destination] of a group for ops in ``MATRIX_OPS`` (indices within the
     group), at ``payload_bytes``; other ops have none.
+
+    ``role`` control marks the small messages of a scheduler (counts, batch sizes, token ids), often on the host.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Stream:
     source: str
     rule: ByteRule | None = None
     after: tuple[str, ...] = ()
+    role: Role = "data"
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
@@ -107,8 +111,8 @@ def round_payload(op: str, payload_bytes: int, group_size: int) -> int:
 
 
 def stream_to_dict(stream: Stream) -> dict[str, Any]:
-    """Turn a stream into JSON types."""
-    return {
+    """Turn a stream into JSON types; the usual role, data, is left out."""
+    fields: dict[str, Any] = {
         "name": stream.name,
         "pattern": stream.pattern,
         "op": stream.op,
@@ -122,6 +126,7 @@ def stream_to_dict(stream: Stream) -> dict[str, Any]:
         "rule": None if stream.rule is None else rule_to_dict(stream.rule),
         "after": list(stream.after),
     }
+    return fields if stream.role == "data" else {**fields, "role": stream.role}
 
 
 def stream_from_dict(data: Mapping[str, Any]) -> Stream:

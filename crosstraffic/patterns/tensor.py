@@ -1,7 +1,7 @@
 """Tensor parallelism: the all-reduces of each layer, embedding and logits; sequence parallelism on the same group."""
 
+from crosstraffic.patterns.setting import Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.workload import Order, Setting, make_stream
 
 VOCAB_PADDING = 64
 _LINEAR = "vLLM @ 017e9f4448b7 layers/linear.py RowParallelLinear.forward"

@@ -1,78 +1,130 @@
-"""Workload: what one step has to do; Setting: a workload on a model, a layout and an engine, and what follows."""
+"""Workload: what one step has to do, and how the engine is asked to do it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from crosstraffic.patterns.layout import Groups, Layout, process_groups
-from crosstraffic.patterns.matrix import ByteRule
-from crosstraffic.patterns.model import ModelShape, dtype_bytes, dtype_name
-from crosstraffic.patterns.placement import attention_tp, check_model, stage_layers
+from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_bytes
 from crosstraffic.patterns.routing import Routed
-from crosstraffic.patterns.stream import Op, Phase, Stream
+from crosstraffic.patterns.stream import Phase
 
-ContextStyle = Literal["ring", "all_gather"]
-PHASES: tuple[str, ...] = ("prefill", "decode", "handoff")
-CONTEXT_STYLES: tuple[str, ...] = ("ring", "all_gather")
-EXPERT_BACKENDS: tuple[str, ...] = (
-    "deepep_low_latency",
-    "deepep_low_latency_bf16",
-    "alltoall",
-    "allgather_reducescatter",
-)
-Calls = tuple[tuple[str, int], ...]
-BOUNDARY = "pp.activation"  # the one stream between pipeline stages
+ContextStyle = Literal["ring", "all_gather", "ulysses", "ulysses_ring", "pass_q"]
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "phase": ("prefill", "decode", "handoff"),
+    "context_style": ("ring", "all_gather", "ulysses", "ulysses_ring", "pass_q"),
+    "dcp_backend": ("ag_rs", "a2a"),
+    "expert_backend": (
+        "deepep_low_latency",
+        "deepep_low_latency_bf16",
+        "deepep_low_latency_logfmt",
+        "deepep_high_throughput",
+        "deepep_high_throughput_bf16",
+        "flashinfer_one_sided",
+        "alltoall",
+        "allgather_reducescatter",
+    ),
+    "kv_schedule": ("request", "layer", "chunk"),
+}
+PHASES = CHOICES["phase"]
+CONTEXT_STYLES = CHOICES["context_style"]
+EXPERT_BACKENDS = CHOICES["expert_backend"]
+WHAT: Mapping[str, str] = {
+    "context_style": "context style",
+    "dcp_backend": "decode-context backend",
+    "expert_backend": "expert backend",
+    "kv_schedule": "KV schedule",
+}
+AT_LEAST: Mapping[str, int] = {
+    "batch": 1,
+    "context": 1,
+    "cached_tokens": 0,
+    "num_speculative": 0,
+    "seed": 0,
+    "ranks_per_node": 1,
+    "num_micro_batches": 1,
+    "virtual_stages": 1,
+    "redundant_experts": 0,
+    "block_tokens": 1,
+    "chunk_tokens": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one step of one replica has to do.
+    """What one step of one replica has to do, and how the engine is asked to do it.
 
-    ``batch`` is requests per data-parallel replica (handoff: per prefill replica), ``context`` tokens of each request.
-    ``tokens`` is the tokens that enter the step on one replica; if absent, batch x context in prefill and handoff,
-    batch x (1 + num_speculative) in decode. ``dtype`` is that of activations, ``kv_dtype`` of the cache; the model's
-    own if absent. ``block_tokens`` is the page size of the cache; ``kv_split`` says that K and V lie apart.
+    Work. ``batch`` is requests per data-parallel replica (handoff: per prefill replica), ``context`` tokens of each
+    request, ``cached_tokens`` how many of these were in the cache before a prefill. ``tokens`` is the tokens that enter
+    the step on one replica; if absent, batch x (context - cached_tokens) in prefill and handoff, batch x (1 +
+    num_speculative) in decode: speculation multiplies tokens, it is no parallelism. ``replica_tokens`` gives them for
+    each data-parallel replica where they differ; ``padded`` says that all are padded to the largest (CUDA graphs).
+    ``num_micro_batches`` such steps are in flight in a pipeline.
+
+    Data. ``dtype`` is that of activations, ``kv_dtype`` of the cache; the model's own if absent. ``block_tokens`` is
+    the page size of the cache; ``kv_split`` says that K and V lie apart. ``ranks_per_node`` places ranks on nodes in
+    order.
+
+    Engine. None is the engine's own choice. ``two_batch`` runs two half batches against each other (DBO, TBO);
+    ``virtual_stages`` is chunks of layers per pipeline stage (interleaving); ``redundant_experts`` replicas of hot
+    experts (EPLB); ``quantized_all_reduce`` the format on the wire of TP all-reduces; ``kv_schedule`` when a handoff
+    sends: a whole request, each layer, or each chunk of ``chunk_tokens``.
     """
 
     phase: Phase
     batch: int = 1
     context: int = 4096
+    cached_tokens: int = 0
     tokens: int | None = None
+    replica_tokens: tuple[int, ...] = ()
+    padded: bool = False
+    num_speculative: int = 0
+    num_micro_batches: int = 1
     dtype: str | None = None
     kv_dtype: str | None = None
-    sequence_parallel: bool = False
-    context_style: ContextStyle | None = None
-    expert_backend: str | None = None
+    block_tokens: int = 16
+    kv_split: bool = False
+    ranks_per_node: int = 8
     routing: str = "uniform"
     routing_parameter: float = 0.0
     routing_weights: tuple[float, ...] = ()
     seed: int = 0
-    num_speculative: int = 0
-    block_tokens: int = 16
-    kv_split: bool = False
+    sequence_parallel: bool = False
+    quantized_all_reduce: str | None = None
+    context_style: ContextStyle | None = None
+    ulysses_ranks: int | None = None
+    dcp_backend: str = "ag_rs"
+    expert_backend: str | None = None
+    redundant_experts: int = 0
+    two_batch: bool = False
+    virtual_stages: int = 1
+    kv_schedule: str | None = None
+    chunk_tokens: int = 8192
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
             raise ValueError(f"unknown phase: {self.phase!r}; allowed: {', '.join(PHASES)}")
-        for field in ("batch", "context", "block_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be a whole number from 1: {getattr(self, field)}")
-        if self.tokens is not None and self.tokens < 1:
-            raise ValueError(f"tokens must be a whole number from 1: {self.tokens}")
-        if self.num_speculative < 0:
-            raise ValueError(f"num_speculative must not be negative: {self.num_speculative}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative: {self.seed}")
+        for field, least in AT_LEAST.items():
+            if getattr(self, field) < least:
+                rule = "must not be negative" if least == 0 else f"must be a whole number from {least}"
+                raise ValueError(f"{field} {rule}: {getattr(self, field)}")
+        for field in ("tokens", "ulysses_ranks"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"{field} must be a whole number from 1: {value}")
+        for field, what in WHAT.items():
+            value = getattr(self, field)
+            if value is not None and value not in CHOICES[field]:
+                raise ValueError(f"unknown {what}: {value!r}; allowed: {', '.join(CHOICES[field])}")
         if self.phase == "decode" and self.tokens not in (None, self.num_tokens):
             raise ValueError(
                 f"a decode step has one token per request and speculated ones: batch {self.batch}, tokens {self.tokens}"
             )
-        if self.context_style not in (None, *CONTEXT_STYLES):
-            raise ValueError(f"unknown context style: {self.context_style!r}; allowed: {', '.join(CONTEXT_STYLES)}")
-        if self.expert_backend not in (None, *EXPERT_BACKENDS):
-            raise ValueError(f"unknown expert backend: {self.expert_backend!r}; allowed: {', '.join(EXPERT_BACKENDS)}")
+        if self.cached_tokens >= self.context:
+            raise ValueError(f"cached_tokens must be fewer than context: {self.cached_tokens} of {self.context}")
+        if any(tokens < 0 for tokens in self.replica_tokens):
+            raise ValueError(f"replica_tokens must not be negative: {self.replica_tokens}")
         for dtype in (self.dtype, self.kv_dtype):
-            if dtype is not None:
+            if dtype is not None and dtype not in KV_FORMATS:
                 dtype_bytes(dtype)
 
     @property
@@ -80,7 +132,7 @@ class Workload:
         """Tokens that enter the step on one replica."""
         if self.phase == "decode":
             return self.batch * (1 + self.num_speculative)
-        return self.tokens if self.tokens is not None else self.batch * self.context
+        return self.tokens if self.tokens is not None else self.batch * (self.context - self.cached_tokens)
 
     def routed(self, shape: ModelShape, *, num_tokens: int, bytes_per_message: int) -> Routed:
         """Return the byte rule of a dispatch in which each rank routes ``num_tokens``."""
@@ -94,135 +146,3 @@ class Workload:
             seed=self.seed,
             weights=self.routing_weights,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Streams by name and number of calls, in the order in which a rank makes them.
-
-    ``first`` and ``last`` are made on the first and last pipeline stage, ``receive`` after a stage got its input.
-    """
-
-    first: Calls
-    dense_layer: Calls
-    moe_layer: Calls
-    last: Calls
-    receive: Calls
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A workload on a model, a layout and an engine. ``local_tokens``: tokens that a rank holds, after context cuts."""
-
-    shape: ModelShape
-    layout: Layout
-    workload: Workload
-    framework: str
-    groups: Mapping[str, Groups]
-    stages: tuple[range, ...]
-    stage_of_rank: Mapping[int, int]
-    dtype: str
-    tp: int
-    local_tokens: int
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one activation element."""
-        return dtype_bytes(self.dtype)
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes of the hidden states of a rank's tokens: M = T * H * b."""
-        return self.local_tokens * self.shape.hidden * self.element_bytes
-
-    @property
-    def tensor_groups(self) -> Groups:
-        """The groups over which the heads of one replica are cut."""
-        if self.framework == "sglang":
-            return self.groups["attn_tp"]
-        if self.tp == self.layout.tp:
-            return self.groups["tp"]
-        return tuple((rank,) for group in self.groups["tp"] for rank in group)
-
-    def stage_calls(self, order: Order, name: str) -> tuple[int, ...]:
-        """Return how often a group of each pipeline stage calls a stream in one step."""
-        found: list[int] = []
-        experts = set(self.shape.moe_layers)
-        for index, layers in enumerate(self.stages):
-            num_moe = sum(layer in experts for layer in layers)
-            parts = [(order.dense_layer, len(layers) - num_moe), (order.moe_layer, num_moe)]
-            parts += [(order.first, int(index == 0)), (order.receive, int(index > 0))]
-            parts += [(order.last, int(index == len(self.stages) - 1))]
-            found.append(sum(times * count for calls, times in parts for own, count in calls if own == name))
-        return tuple(found)
-
-
-def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Setting:
-    """Work out what follows from a workload on a model, a layout and an engine.
-
-    Raises:
-        ValueError: the engine cannot run the model that way, or sequence parallelism without tensor parallelism.
-    """
-    check_model(shape, layout, framework)
-    groups = process_groups(layout, framework)
-    tp = attention_tp(layout, framework)
-    if workload.sequence_parallel and tp == 1:
-        raise ValueError("Cannot use sequence parallelism without tensor parallelism: tp=1")
-    if workload.sequence_parallel and framework in ("sglang", "tensorrt_llm"):
-        raise ValueError(f"sequence parallelism is described for megatron and vllm only: {framework}")
-    tokens = workload.num_tokens
-    if workload.phase == "prefill":
-        tokens = -(-tokens // layout.cp)
-    if workload.sequence_parallel:
-        tokens = -(-tokens // tp) * tp
-    return Setting(
-        shape=shape,
-        layout=layout,
-        workload=workload,
-        framework=framework,
-        groups=groups,
-        stages=stage_layers(shape.num_layers, layout, framework),
-        stage_of_rank={rank: stage for group in groups["pp"] for stage, rank in enumerate(group)},
-        dtype=dtype_name(workload.dtype or shape.dtype),
-        tp=tp,
-        local_tokens=tokens,
-    )
-
-
-def make_stream(
-    setting: Setting,
-    order: Order,
-    *,
-    name: str,
-    op: Op,
-    groups: Groups,
-    payload_bytes: int,
-    formula: str,
-    source: str,
-    rule: ByteRule | None = None,
-    dtype: str | None = None,
-) -> tuple[Stream, ...]:
-    """Return the stream with the groups that call it, and the calls of the one that does most.
-
-    Nothing is returned if it is never called or its groups have one rank: then nothing crosses. The boundary
-    between two stages is crossed once.
-    """
-    calls = setting.stage_calls(order, name) if name != BOUNDARY else (1,) * len(setting.stages)
-    calling = tuple(group for group in groups if calls[setting.stage_of_rank[group[0]]])
-    if payload_bytes == 0 or all(len(group) == 1 for group in calling):
-        return ()
-    return (
-        Stream(
-            name=name,
-            pattern=name.split(".", maxsplit=1)[0],
-            op=op,
-            phase=setting.workload.phase,
-            groups=calling,
-            payload_bytes=payload_bytes,
-            calls_per_step=max(calls),
-            dtype=dtype or setting.dtype,
-            formula=formula,
-            source=source,
-            rule=rule,
-        ),
-    )
