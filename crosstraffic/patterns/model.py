@@ -89,9 +89,9 @@ class Mla:
 class ModelShape:
     """The sizes of one model. ``moe_layers`` are the indices of layers with routed experts, empty for a dense model.
 
-    A token's experts come from ``topk_groups`` of ``num_expert_groups`` (node-limited routing). ``routed_hidden`` is the
-    width of a row that goes to an expert where it is not ``hidden``; ``residual_streams`` hidden states of a token cross
-    a pipeline boundary; ``num_mtp_layers`` layers predict further tokens.
+    A token's experts come from ``topk_groups`` of ``num_expert_groups`` (node-limited routing). ``routed_hidden`` is
+    the width of a row that goes to an expert where it is not ``hidden``; ``residual_streams`` hidden states of a token
+    cross a pipeline boundary; ``num_mtp_layers`` layers predict further tokens.
 
     ``sliding_layers`` cache at most ``sliding_window`` tokens; ``linear_layers`` cache none (a state per request).
     """
