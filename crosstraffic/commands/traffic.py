@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from crosstraffic.patterns.handoff import Handoff
     from crosstraffic.patterns.layout import Layout
@@ -14,49 +14,142 @@ if TYPE_CHECKING:
     from crosstraffic.patterns.workload import Workload
 
 SCHEMA_VERSION = 1
-MAX_MATRIX_COLUMNS = 6
+
+
+WORK, DATA, ENGINE, HANDOFF = "Work", "Data and placement", "Choices of the engine", "Handoff"
 
 
 def traffic(
     model: Annotated[str, typer.Argument(help="Catalogue name, or path of a Hugging Face config.json.")],
     layout: Annotated[str, typer.Option("--layout", help="Degrees, as tp=8,dp=2,ep=16.")] = "tp=1",
     phase: Annotated[str, typer.Option("--phase", help="prefill, decode or handoff.")] = "decode",
-    batch: Annotated[int, typer.Option("--batch", help="Requests per data-parallel replica.")] = 1,
-    context: Annotated[int, typer.Option("--context", help="Tokens of each request.")] = 4096,
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", help="Tokens of a prefill or handoff; default batch x context.")
-    ] = None,
     framework: Annotated[
         str | None,
         typer.Option(
             "--framework", help="vllm, megatron, sglang or tensorrt_llm; default vllm, or megatron where vllm refuses."
         ),
     ] = None,
-    decode_layout: Annotated[
-        str | None, typer.Option("--decode-layout", help="Handoff: degrees of the decode pool; default as --layout.")
+    batch: Annotated[
+        int, typer.Option("--batch", help="Requests per data-parallel replica.", rich_help_panel=WORK)
+    ] = 1,
+    context: Annotated[int, typer.Option("--context", help="Tokens of each request.", rich_help_panel=WORK)] = 4096,
+    cached_tokens: Annotated[
+        int, typer.Option("--cached-tokens", help="Of these, in the cache before a prefill.", rich_help_panel=WORK)
+    ] = 0,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens", help="Tokens of a prefill or handoff; default batch x context.", rich_help_panel=WORK),
     ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Activations; default the model's.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option("--kv-dtype", help="KV cache; default as the activations.")] = None,
-    sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Gather and scatter on the TP group instead of all-reduces.")
+    replica_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--replica-tokens", help="Tokens of each replica where they differ, as 64,3,0,7.", rich_help_panel=WORK
+        ),
+    ] = None,
+    padded: Annotated[
+        bool,
+        typer.Option("--padded", help="Replicas are padded to the largest (CUDA graphs).", rich_help_panel=WORK),
     ] = False,
-    context_style: Annotated[
-        str | None, typer.Option("--context-style", help="ring or all_gather; default as the engine does.")
+    speculative: Annotated[
+        int, typer.Option("--speculative", help="Speculated tokens per request in decode.", rich_help_panel=WORK)
+    ] = 0,
+    micro_batches: Annotated[
+        int, typer.Option("--micro-batches", help="Micro-batches in a pipeline.", rich_help_panel=WORK)
+    ] = 1,
+    routing: Annotated[
+        str,
+        typer.Option(
+            "--routing",
+            help="uniform, power_law:ALPHA, lognormal:SIGMA, k_hot:EXPERTS, one_hot:RANK, counts:FILE or matrix:FILE.",
+            rich_help_panel=WORK,
+        ),
+    ] = "uniform",
+    seed: Annotated[int, typer.Option("--seed", help="Of the routing.", rich_help_panel=WORK)] = 0,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Activations; default the model's.", rich_help_panel=DATA)
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option("--kv-dtype", help="KV cache; default as the activations.", rich_help_panel=DATA),
+    ] = None,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", help="Tokens of a page of the KV cache.", rich_help_panel=DATA)
+    ] = 16,
+    kv_split: Annotated[
+        bool, typer.Option("--kv-split", help="K and V lie in regions of their own.", rich_help_panel=DATA)
+    ] = False,
+    ranks_per_node: Annotated[
+        int, typer.Option("--ranks-per-node", help="Ranks fill nodes in order.", rich_help_panel=DATA)
+    ] = 8,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Say which all-reduce the engine picks on this GPU, as H100.", rich_help_panel=DATA),
+    ] = None,
+    sequence_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--sequence-parallel",
+            help="Gather and scatter on the TP group instead of all-reduces.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = False,
+    quantized_all_reduce: Annotated[
+        str | None,
+        typer.Option(
+            "--quantized-all-reduce", help="Format of TP all-reduces on the wire, as int4.", rich_help_panel=ENGINE
+        ),
+    ] = None,
+    context_style: Annotated[
+        str | None,
+        typer.Option(
+            "--context-style",
+            help="ring, all_gather, ulysses, ulysses_ring or pass_q; default as the engine does.",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
+    ulysses_ranks: Annotated[
+        int | None,
+        typer.Option("--ulysses-ranks", help="ulysses_ring: ranks that exchange heads.", rich_help_panel=ENGINE),
+    ] = None,
+    dcp_backend: Annotated[
+        str, typer.Option("--dcp-backend", help="Decode context: ag_rs or a2a.", rich_help_panel=ENGINE)
+    ] = "ag_rs",
     expert_backend: Annotated[
         str | None,
         typer.Option(
             "--expert-backend",
-            help="deepep_low_latency, deepep_low_latency_bf16, alltoall or allgather_reducescatter.",
+            help="As deepep_low_latency, deepep_high_throughput, alltoall, allgather_reducescatter.",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
-    routing: Annotated[
-        str, typer.Option("--routing", help="uniform, power_law:A, lognormal:S, k_hot:N or one_hot:RANK.")
-    ] = "uniform",
-    seed: Annotated[int, typer.Option("--seed", help="Of the routing.")] = 0,
-    speculative: Annotated[int, typer.Option("--speculative", help="Speculated tokens per request in decode.")] = 0,
-    block_tokens: Annotated[int, typer.Option("--block-tokens", help="Tokens of a page of the KV cache.")] = 16,
-    kv_split: Annotated[bool, typer.Option("--kv-split", help="K and V lie in regions of their own.")] = False,
+    redundant_experts: Annotated[
+        int, typer.Option("--redundant-experts", help="Replicas of hot experts (EPLB).", rich_help_panel=ENGINE)
+    ] = 0,
+    two_batch: Annotated[
+        bool,
+        typer.Option("--two-batch", help="Two half batches against each other (DBO, TBO).", rich_help_panel=ENGINE),
+    ] = False,
+    virtual_stages: Annotated[
+        int,
+        typer.Option(
+            "--virtual-stages", help="Chunks of layers per pipeline stage (interleaving).", rich_help_panel=ENGINE
+        ),
+    ] = 1,
+    decode_layout: Annotated[
+        str | None,
+        typer.Option(
+            "--decode-layout", help="Degrees of the decode pool; default as --layout.", rich_help_panel=HANDOFF
+        ),
+    ] = None,
+    kv_schedule: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-schedule", help="Send per request, layer or chunk; default as the engine.", rich_help_panel=HANDOFF
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        int, typer.Option("--chunk-tokens", help="Tokens of a prefill chunk.", rich_help_panel=HANDOFF)
+    ] = 8192,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the streams of one step: operation, groups, bytes, calls, formula and source."""
@@ -64,9 +157,10 @@ def traffic(
 
     from crosstraffic.commands.engine import plan_with, say_chosen
     from crosstraffic.commands.errors import planning
+    from crosstraffic.commands.traffic_table import print_traffic
     from crosstraffic.patterns.layout import check_framework, parse_layout
     from crosstraffic.patterns.model import load_model
-    from crosstraffic.patterns.phase import left_out, phase_streams
+    from crosstraffic.patterns.phase import control_streams, left_out, phase_streams
     from crosstraffic.patterns.routing import parse_routing
     from crosstraffic.patterns.workload import Workload
 
@@ -78,11 +172,18 @@ def traffic(
             phase=phase,  # type: ignore[arg-type]
             batch=batch,
             context=context,
+            cached_tokens=cached_tokens,
             tokens=tokens,
+            replica_tokens=_whole_numbers("--replica-tokens", replica_tokens),
+            padded=padded,
+            num_micro_batches=micro_batches,
             dtype=dtype,
             kv_dtype=kv_dtype or (dtype if phase == "handoff" else None),
             sequence_parallel=sequence_parallel,
+            quantized_all_reduce=quantized_all_reduce,
             context_style=context_style,  # type: ignore[arg-type]
+            ulysses_ranks=ulysses_ranks,
+            dcp_backend=dcp_backend,
             expert_backend=expert_backend,
             routing=distribution,
             routing_parameter=parameter,
@@ -90,6 +191,12 @@ def traffic(
             num_speculative=speculative,
             block_tokens=block_tokens,
             kv_split=kv_split,
+            ranks_per_node=ranks_per_node,
+            redundant_experts=redundant_experts,
+            two_batch=two_batch,
+            virtual_stages=virtual_stages,
+            kv_schedule=kv_schedule,
+            chunk_tokens=chunk_tokens,
         )
         if framework is not None:
             check_framework(framework)
@@ -99,18 +206,28 @@ def traffic(
         if phase == "handoff":
             other = own if decode_layout is None else parse_layout(decode_layout)
             chosen, moved = plan_with(framework, lambda name: _handoff(shape, own, other, workload, name))
-            data = _data(shape, own, phase, chosen, moved.streams)
+            data = _data(shape, own, phase, chosen, moved.streams, ranks_per_node)
             data |= {"decode_layout": _degrees(other), **_handoff_data(moved)}
         else:
             chosen, streams = plan_with(framework, lambda name: phase_streams(shape, own, workload, name))
-            data = _data(shape, own, phase, chosen, streams)
+            control = control_streams(shape, own, workload, chosen)
+            data = _data(shape, own, phase, chosen, (*streams, *control), ranks_per_node)
             data["left_out"] = dict(left_out(shape, own, workload, chosen))
             data["routing"] = _routing_data(streams)
     say_chosen(framework, chosen)
     if as_json:
         print(json.dumps(data))
     else:
-        _print_table(data, str(own) if phase != "handoff" else f"{own} -> {other}")
+        print_traffic(data, str(own) if phase != "handoff" else f"{own} -> {other}")
+
+
+def _whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Read ``64,3,0`` into numbers."""
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdigit()):
+            raise ValueError(f"{option} takes whole numbers, as 64,3,0: {part!r}")
+    return tuple(map(int, parts))
 
 
 def _handoff(shape: "ModelShape", own: "Layout", other: "Layout", workload: "Workload", framework: str) -> "Handoff":
@@ -136,7 +253,12 @@ def _degrees(layout: "Layout") -> dict[str, int]:
 
 
 def _data(
-    shape: "ModelShape", layout: "Layout", phase: str, framework: str, streams: "Sequence[Stream]"
+    shape: "ModelShape",
+    layout: "Layout",
+    phase: str,
+    framework: str,
+    streams: "Sequence[Stream]",
+    ranks_per_node: int,
 ) -> dict[str, Any]:
     from crosstraffic.patterns.wire import wire_bytes_per_rank
 
@@ -150,9 +272,11 @@ def _data(
             {
                 "name": stream.name,
                 "pattern": stream.pattern,
+                "role": stream.role,
                 "op": stream.op,
                 "groups": stream.groups,
                 "group_size": stream.group_size,
+                "group_nodes": max(len({rank // ranks_per_node for rank in group}) for group in stream.groups),
                 "payload_bytes": stream.payload_bytes,
                 "wire_bytes_per_rank": wire_bytes_per_rank(stream),
                 "calls_per_step": stream.calls_per_step,
@@ -194,68 +318,3 @@ def _routing_data(streams: "Sequence[Stream]") -> dict[str, Any] | None:
                 "rank_load": asdict(imbalance(rule.counts(stream.group_size).sum(axis=0))),
             }
     return None
-
-
-def _print_table(data: "Mapping[str, Any]", layout: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from crosstraffic.units import format_bytes
-
-    console = Console(highlight=False, markup=False)
-    console.print(f"{data['model']}, {layout}, {data['phase']}, as {data['framework']} does it", style="bold")
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("stream", "op"):
-        table.add_column(name, no_wrap=True)
-    for name in ("groups", "calls", "payload\nper call", "sent/rank\nper call", "sent/rank\nper step"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for stream in data["streams"]:
-        wire, calls = stream["wire_bytes_per_rank"], stream["calls_per_step"]
-        table.add_row(
-            stream["name"],
-            stream["op"],
-            f"{len(stream['groups'])}x{stream['group_size']}",
-            str(calls),
-            *(format_bytes(size) for size in (stream["payload_bytes"], wire, wire * calls)),
-        )
-    console.print(table if data["streams"] else "nothing crosses the wire")
-    console.print()
-    for stream in data["streams"]:
-        console.print(f"{stream['name']}: {stream['formula']}", soft_wrap=False)
-        console.print(f"    {stream['source']}", style="dim")
-    if data.get("routing"):
-        load, routing = data["routing"]["rank_load"], data["routing"]
-        console.print(
-            f"\nrouting {routing['distribution']}: rank load max/mean {load['max_over_mean']:.3g}, "
-            f"CV {load['cv']:.3g}, Gini {load['gini']:.3g}, zero {load['zero_share']:.0%}"
-        )
-    if data.get("left_out"):
-        console.print("\nnot on the wire:")
-        for name, reason in data["left_out"].items():
-            console.print(f"  {name}: {reason}")
-    if "matrix_bytes" in data:
-        _print_matrix(console, data)
-
-
-def _print_matrix(console: Any, data: "Mapping[str, Any]") -> None:
-    """Write who sends what to whom, if it fits the screen, and the descriptors."""
-    from rich.table import Table
-
-    from crosstraffic.units import format_bytes
-
-    matrix, descriptors = data["matrix_bytes"], data["descriptors"]
-    num_columns = len(matrix[0])
-    if num_columns <= MAX_MATRIX_COLUMNS:
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, title="\nprefill rank to decode rank")
-        for name in ("", *(f"to {rank}" for rank in range(num_columns))):
-            table.add_column(name, justify="right", no_wrap=True)
-        for rank, row in enumerate(matrix):
-            table.add_row(str(rank), *(format_bytes(size) if size else "-" for size in row))
-        console.print(table)
-    else:
-        console.print(f"\n{len(matrix)} x {num_columns} ranks; --json has the matrix")
-    console.print(
-        f"descriptors: up to {descriptors['max_count_per_rank']} for one decode rank, "
-        f"of {format_bytes(max(map(max, descriptors['bytes'])))} "
-        f"({descriptors['block_tokens']} tokens a page)"
-    )

@@ -13,9 +13,11 @@ from crosstraffic.errors import UsageError
 STREAM_KEYS = {
     "name",
     "pattern",
+    "role",
     "op",
     "groups",
     "group_size",
+    "group_nodes",
     "payload_bytes",
     "wire_bytes_per_rank",
     "calls_per_step",
