@@ -86,6 +86,26 @@ class Mla:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Indexer:
+    """Sparse attention's index (DSA): one small key per cached token and layer chooses the ``top_k`` that are read."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Linear attention (Gated DeltaNet, KDA): a state per request instead of a cache that grows."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of one model. ``moe_layers`` are the indices of layers with routed experts, empty for a dense model.
 
@@ -120,6 +140,12 @@ class ModelShape:
     routed_hidden: int | None = None
     residual_streams: int = 1
     num_mtp_layers: int = 0
+    indexer: Indexer | None = None
+    linear_attention: LinearAttention | None = None
+    compress_ratios: tuple[int, ...] = ()
+    shared_intermediate: int = 0
+    tied_embeddings: bool = False
+    weight_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab"):
@@ -159,15 +185,10 @@ class ModelShape:
         return self.kv_bytes(1)
 
     def kv_bytes(self, num_tokens: int, dtype: str | None = None) -> int:
-        """Return bytes of the KV cache of one request of ``num_tokens``, nothing replicated.
+        """Return bytes of the KV cache of one request of ``num_tokens``, nothing replicated, states left out."""
+        from crosstraffic.patterns.kv_cache import cache_bytes
 
-        GQA: 2 x KV heads x head_dim x layers x element; MLA: (latent + rotary) x layers x element; windowed layers
-        hold at most their window, linear-attention layers nothing that grows.
-        """
-        window = num_tokens if self.sliding_window is None else min(num_tokens, self.sliding_window)
-        full = self.num_layers - len(self.sliding_layers) - len(self.linear_layers)
-        per_layer = self.kv_heads_stored * self.kv_elements_per_head * dtype_bytes(dtype or self.dtype)
-        return per_layer * (full * num_tokens + len(self.sliding_layers) * window)
+        return cache_bytes(self, num_tokens, dtype or self.dtype)
 
 
 def _number(config: Mapping[str, Any], field: str) -> int | None:
