@@ -10,11 +10,13 @@ from crosstraffic.patterns.handoff import handoff, handoff_step
 from crosstraffic.patterns.layout import parse_layout
 from crosstraffic.patterns.matrix import ByteRule, Chain, Explicit, Ring
 from crosstraffic.patterns.model import ModelShape, load_model
-from crosstraffic.patterns.phase import phase_step, phase_streams
+from crosstraffic.patterns.phase import control_streams, phase_step, phase_streams
 from crosstraffic.patterns.routing import Routed
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import MATRIX_OPS, Phase, Stream, round_payload
 from crosstraffic.patterns.workload import Workload
+
+HANDOFF_WORK = {"batch", "context", "kv_dtype", "block_tokens", "kv_schedule", "chunk_tokens"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,21 +120,12 @@ def _phases(file: ScenarioFile, num_ranks: int) -> list[_Phase]:
 def _forward(shape: ModelShape, phase: Phase, spec: PhaseSpec, file: ScenarioFile, num_ranks: int) -> _Phase:
     framework = spec.framework or file.framework
     layout = parse_layout(spec.layout, world=num_ranks, framework=framework)
-    workload = Workload(
-        phase=phase,
-        batch=spec.batch,
-        context=spec.context,
-        tokens=spec.tokens,
-        sequence_parallel=spec.sequence_parallel,
-        context_style=spec.context_style,
-        expert_backend=spec.expert_backend,
-        routing=spec.routing,
-        routing_parameter=spec.routing_parameter,
-        seed=file.measure.seed,
-    )
+    asked = spec.model_dump(exclude={"layout", "framework", "control"})
+    workload = Workload(phase=phase, seed=file.measure.seed, **asked)
     streams = phase_streams(shape, layout, workload, framework)
+    control = control_streams(shape, layout, workload, framework) if spec.control else ()
     step = phase_step(shape, layout, workload, framework, streams) if streams else None
-    return _Phase(name=phase, streams=streams, step=step)
+    return _Phase(name=phase, streams=(*streams, *control), step=step)
 
 
 def _handoff(shape: ModelShape, spec: HandoffSpec, file: ScenarioFile, num_ranks: int) -> _Phase:
@@ -145,7 +138,7 @@ def _handoff(shape: ModelShape, spec: HandoffSpec, file: ScenarioFile, num_ranks
         shape,
         parse_layout(spec.prefill_layout, world=len(spec.prefill_ranks), framework=framework),
         parse_layout(spec.decode_layout, world=len(spec.decode_ranks), framework=framework),
-        Workload(phase="handoff", batch=spec.batch, context=spec.context),
+        Workload(phase="handoff", **spec.model_dump(include=HANDOFF_WORK)),
         prefill_ranks=spec.prefill_ranks,
         decode_ranks=spec.decode_ranks,
         framework=framework,

@@ -21,18 +21,36 @@ class _Spec(BaseModel):
 
 
 class PhaseSpec(_Spec):
-    """A prefill or decode phase laid over all ranks of the run."""
+    """A prefill or decode phase laid over all ranks of the run; what is not named here is as in ``Workload``.
+
+    ``control`` adds the scheduler's small messages (counts, batch sizes, token ids) to the streams that are measured.
+    """
 
     layout: str
     framework: str | None = None
+    control: bool = False
     batch: int = Field(default=1, ge=1)
     context: int = Field(default=4096, ge=1)
+    cached_tokens: int = Field(default=0, ge=0)
     tokens: int | None = Field(default=None, ge=1)
-    sequence_parallel: bool = False
-    context_style: Literal["ring", "all_gather"] = "ring"
-    expert_backend: str | None = None
+    replica_tokens: tuple[int, ...] = ()
+    padded: bool = False
+    num_speculative: int = Field(default=0, ge=0)
+    num_micro_batches: int = Field(default=1, ge=1)
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    ranks_per_node: int = Field(default=8, ge=1)
     routing: str = "uniform"
     routing_parameter: float = 0.0
+    sequence_parallel: bool = False
+    quantized_all_reduce: str | None = None
+    context_style: Literal["ring", "all_gather", "ulysses", "ulysses_ring", "pass_q"] | None = None
+    ulysses_ranks: int | None = Field(default=None, ge=1)
+    dcp_backend: str = "ag_rs"
+    expert_backend: str | None = None
+    redundant_experts: int = Field(default=0, ge=0)
+    two_batch: bool = False
+    virtual_stages: int = Field(default=1, ge=1)
 
 
 class HandoffSpec(_Spec):
@@ -45,6 +63,10 @@ class HandoffSpec(_Spec):
     framework: str | None = None
     batch: int = Field(default=1, ge=1)
     context: int = Field(default=4096, ge=1)
+    kv_dtype: str | None = None
+    block_tokens: int = Field(default=16, ge=1)
+    kv_schedule: str | None = None
+    chunk_tokens: int = Field(default=8192, ge=1)
     beside_decode: bool = True
 
 
@@ -108,8 +130,17 @@ class ScenarioFile(_Spec):
     simulated: Mapping[str, Any] | None = None
 
 
+TABLES: Mapping[str, type[_Spec]] = {
+    "prefill": PhaseSpec,
+    "decode": PhaseSpec,
+    "handoff": HandoffSpec,
+    "stream": StreamSpec,
+    "measure": MeasureSpec,
+}
+
+
 def read_scenario(name_or_path: str) -> ScenarioFile:
-    """Read a built-in scenario by name, or a TOML file by path.
+    """Read a built-in scenario by name, or a TOML file by path; its ``model`` may be a path from where the file lies.
 
     Raises:
         UsageError: no such scenario, or a field is unknown or wrong.
@@ -121,15 +152,22 @@ def read_scenario(name_or_path: str) -> ScenarioFile:
         names = ", ".join(sorted(entry.stem for entry in BUILT_IN.glob("*.toml")))
         raise UsageError(f"no such scenario: {name_or_path!r}; give a path to a .toml file or one of: {names}")
     try:
-        return ScenarioFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        file = ScenarioFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"scenario {name_or_path} is not valid TOML: {error}") from error
     except ValidationError as error:
-        lines = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']} (found {item['input']!r:.60})"
-            for item in error.errors()
-        )
-        raise UsageError(f"scenario {name_or_path}: {lines}") from error
+        raise UsageError(f"scenario {name_or_path}: {'; '.join(map(_told, error.errors()))}") from error
+    beside = path.parent / file.model if file.model is not None else None
+    return file.model_copy(update={"model": str(beside)}) if beside is not None and beside.is_file() else file
+
+
+def _told(item: Any) -> str:
+    """Say what is wrong with one field, and which keys there are where a key is not known."""
+    place = [str(part) for part in item["loc"]]
+    if item["type"] == "extra_forbidden":
+        table = TABLES.get(place[0], ScenarioFile) if len(place) > 1 else ScenarioFile
+        return f"unknown key: {'.'.join(place)}; allowed: {', '.join(table.model_fields)}"
+    return f"{'.'.join(place)}: {item['msg']} (found {item['input']!r:.60})"
 
 
 def default_scenario(num_ranks: int) -> ScenarioFile:

@@ -215,3 +215,15 @@ def test_calls_keep_their_own_name_where_another_stream_is_measured_for_them() -
     called = {task.called for task in decode.tasks(0) if task.stream == "sp.all_gather"}
     assert called == {"tp.logits", "pp.all_gather"}
     assert step_from_dict(step_to_dict(decode)) == decode
+
+
+def test_control_messages_are_measured_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Stream(
+        name="dp.sync", pattern="dp", op="all_reduce", phase="decode", groups=((0, 3),), payload_bytes=64,
+        calls_per_step=1, dtype="int32", formula="", source="", role="control",
+    )  # fmt: skip
+    monkeypatch.setattr(module, "control_streams", lambda *asked: (small,))
+    for control, found in ((False, set()), (True, {"control"})):
+        decode = {"layout": "tp=2,dp=2", "control": control}
+        file = ScenarioFile.model_validate({"name": "x", "model": "Qwen3-30B-A3B", "decode": decode})
+        assert {stream.role for stream in resolve(file, 4).streams} == {"data"} | found
