@@ -35,8 +35,7 @@ def fit(
         for tier, latency_s in solo.latency_s.items():
             table.add_row(cadence, f"latency of a step, {tier}", format_seconds(latency_s), "")
         for name, link in solo.links.items():
-            bound = "" if link.measured else "at least "
-            rate = bound + format_rate(link.bandwidth_bytes_per_s)
+            rate = format_rate(link.bandwidth_bytes_per_s) if link.measured else "not determined"
             table.add_row(cadence, f"bandwidth, {name}", rate, str(link.num_points))
         table.add_row(cadence, "formula misses (median)", f"{solo.formula_error_log:.1%}", "")
     talk = Console(stderr=True, highlight=False)

@@ -41,7 +41,7 @@ def predict(
     with planning("predict"):
         for text in stream or []:
             name, separator, size = text.partition("=")
-            mix.append((name, parse_bytes(size) if separator else model.stream(name).payload_bytes))
+            mix.append((name, parse_bytes(size) if separator else model.real_bytes(name)))
         if mix:
             found["streams"] = predict_mix(model, mix, cast("Mode", mode))["streams"]
         if step is not None:

@@ -119,6 +119,22 @@ class Model(_Value):
         """Return the name under which a stream's communication was measured."""
         return self.aliases.get(name, name)
 
+    def real_bytes(self, name: str) -> int:
+        """Return the bytes of one call of a stream by name; of one measured under another name, as its step calls it.
+
+        Raises:
+            ValueError: no such stream, or no step calls it.
+        """
+        if name in self._streams or name not in self.aliases:
+            return self.stream(name).payload_bytes
+        phase, _, called = name.partition(".")
+        for data in self.steps:
+            step = step_from_dict(data)
+            for task in (task for lane in step.lanes for block in lane for task in block.tasks):
+                if step.phase == phase and task.called == called:
+                    return task.payload_bytes
+        raise ValueError(f"the size of {name} is not known, no step calls it: give it as {name}=64KiB")
+
     def step(self, name: str) -> Step:
         """Return a step by name.
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from crosstraffic.cli import app
-from crosstraffic.costmodel.model import schema_text
+from crosstraffic.costmodel.model import load, schema_text
 from crosstraffic.errors import UsageError
 
 SCHEMA = "docs/schemas/model.schema.json"
@@ -43,6 +43,29 @@ def test_predict_prints_the_design_s_shape(fitted):
     assert found["step_s"] is None
     step = json.loads(call("predict", fitted.parent, "--step", "decode", "--json").stdout)
     assert step["low_s"] <= step["step_s"] <= step["high_s"]
+
+
+def test_a_stream_measured_under_another_name_keeps_its_own_size(fitted):
+    model = load(fitted)
+    block = {"repeat": 1, "tasks": [{"stream": "dp.all_reduce", "payload_bytes": 4096, "called": "tp.logits"}]}
+    step = {"name": "prefill", "phase": "prefill", "lanes": [[block]]}
+    aliases = {"prefill.tp.logits": "dp.all_reduce", "decode.tp.logits": "dp.all_reduce"}
+    model = model.model_copy(update={"aliases": aliases, "steps": (*model.steps, step)})
+    assert model.real_bytes("prefill.tp.logits") == 4096 != model.real_bytes("dp.all_reduce")
+    with pytest.raises(ValueError, match=r"size of decode\.tp\.logits is not known"):
+        model.real_bytes("decode.tp.logits")
+    with pytest.raises(ValueError, match="known: tp.all_reduce"):
+        model.real_bytes("nobody")
+
+
+def test_a_bandwidth_that_no_point_shows_is_not_told(fitted, exact_run, monkeypatch):
+    found = call("fit", exact_run.path)
+    assert "not determined" not in found.stderr
+    model = load(fitted)
+    links = {name: link.model_copy(update={"measured": False}) for name, link in model.solo["isolated"].links.items()}
+    solo = {"isolated": model.solo["isolated"].model_copy(update={"links": links})}
+    monkeypatch.setattr("crosstraffic.costmodel.fit.fit_runs", lambda runs: model.model_copy(update={"solo": solo}))
+    assert "not determined" in call("fit", exact_run.path).stderr
 
 
 def test_tables_fit_eighty_columns(fitted, exact_run):
