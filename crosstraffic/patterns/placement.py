@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from crosstraffic.patterns.layout import Layout, process_groups
+from crosstraffic.patterns.layout import Layout, check_layout
 from crosstraffic.patterns.model import ModelShape
+from crosstraffic.patterns.rank_order import Rules
 
 
 def attention_tp(layout: Layout, framework: str) -> int:
@@ -16,54 +17,54 @@ def attention_tp(layout: Layout, framework: str) -> int:
 def check_model(shape: ModelShape, layout: Layout, framework: str) -> None:
     """Raise ValueError, with the engine's rule, when a layout cannot run a model.
 
-    Source: vLLM @ 017e9f4448b7 config/model.py; Megatron-LM @ d98e8a64ddf3; SGLang @ 6ed5780c4fd3 server_args.py.
+    Source: vLLM @ 017e9f4448b7 config/model.py verify_with_parallel_config, v1/worker/gpu/pcp_manager.py; Megatron-LM
+    @ d98e8a64ddf3 core/transformer/transformer_config.py, training/arguments.py; SGLang @ 6ed5780c4fd3 server_args.py.
     """
-    process_groups(layout, framework)
-    tp, kv_heads = attention_tp(layout, framework), shape.kv_heads_stored
-    group_heads = shape.num_heads // shape.num_kv_heads
-    is_vllm_gqa_dcp = framework == "vllm" and layout.dcp > 1 and shape.mla is None
-    evenly = "Total number of attention heads ({}) must be divisible by tensor parallel size ({})."
-    too_many = "decode context parallel size ({}) exceeds tensor parallel size / KV heads ({} / {})"
-    rules = (
-        (shape.num_heads % tp == 0, evenly.format(shape.num_heads, tp)),
-        (
-            shape.mla is not None or kv_heads % tp == 0 or tp % kv_heads == 0,
-            f"KV heads ({kv_heads}) and tensor parallel size ({tp}): one must divide the other",
-        ),
-        (layout.pp <= shape.num_layers, f"more pipeline stages ({layout.pp}) than layers ({shape.num_layers})"),
-        (
-            framework != "megatron" or shape.num_layers % layout.pp == 0,
-            f"the number of layers ({shape.num_layers}) must be divisible by the pipeline stages ({layout.pp})",
-        ),
-        (
-            layout.ep == 1 or shape.num_moe_layers > 0,
-            "Number of experts in the model must be greater than 0 when expert parallelism is enabled.",
-        ),
-        (
-            layout.ep <= max(1, shape.num_experts),
-            f"expert parallel size ({layout.ep}) is larger than the number of experts ({shape.num_experts})",
-        ),
-        (
-            framework != "megatron" or shape.num_experts % layout.ep == 0,
-            f"number of experts ({shape.num_experts}) must be divisible by expert parallel size ({layout.ep})",
-        ),
-        (
-            framework != "vllm" or layout.cp == 1 or shape.mla is not None,
-            "prefill context parallelism currently supports MLA models only",
-        ),
-        (
-            not is_vllm_gqa_dcp or tp > kv_heads,
-            f"decode context parallelism for GQA/MQA needs tensor parallel size ({tp}) above the KV heads ({kv_heads})",
-        ),
-        (not is_vllm_gqa_dcp or layout.dcp * kv_heads <= tp, too_many.format(layout.dcp, tp, kv_heads)),
-        (
-            not is_vllm_gqa_dcp or group_heads % layout.dcp == 0,
-            f"query heads per KV head ({group_heads}) must be divisible by decode context parallel size ({layout.dcp})",
-        ),
-    )
-    for holds, rule in rules:
+    check_layout(layout, framework)
+    for holds, rule in (*_head_rules(shape, layout, framework), *_layer_rules(shape, layout, framework)):
         if not holds:
             raise ValueError(f"{framework} cannot run {shape.name} as {layout}: {rule}")
+
+
+def _head_rules(shape: ModelShape, layout: Layout, framework: str) -> Rules:
+    """Yield (holds, rule) of attention heads, KV heads and context parallelism."""
+    tp, heads, kv_heads = attention_tp(layout, framework), shape.num_heads, shape.kv_heads_stored
+    whole = f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp})."
+    shared = f"KV heads ({kv_heads}) and tensor parallel size ({tp}): one must divide the other"
+    if framework == "megatron":
+        whole = f"num_attention_heads ({heads}) must be a multiple of tensor_model_parallel_size ({tp})."
+        shared = f"num_query_groups ({kv_heads}) must be a multiple or divisor of tensor_model_parallel_size ({tp})."
+    yield heads % tp == 0, whole
+    yield shape.mla is not None or kv_heads % tp == 0 or tp % kv_heads == 0, shared
+    if framework != "vllm" or shape.mla is not None:
+        return
+    dcp, queries = layout.dcp, heads // shape.num_kv_heads
+    no_mla = "MRV2 PCP (prefill context parallelism) currently supports MLA models only."
+    few = f"`--tensor-parallel-size` ({tp}) to be greater than the model's total number of KV heads ({kv_heads})"
+    many = f"exceeds the maximum supported value ({tp // kv_heads}) for `--tensor-parallel-size` ({tp}) and {kv_heads}"
+    uneven = f"query heads per KV head ({queries}) must be divisible by `--decode-context-parallel-size` ({dcp})"
+    yield layout.cp == 1, no_mla
+    yield dcp == 1 or tp > kv_heads, f"Decode context parallelism for GQA/MQA requires {few}."
+    yield dcp == 1 or dcp * kv_heads <= tp, f"`--decode-context-parallel-size` ({dcp}) {many} model KV heads."
+    yield dcp == 1 or queries % dcp == 0, f"The model's number of {uneven} for GQA/MQA."
+
+
+def _layer_rules(shape: ModelShape, layout: Layout, framework: str) -> Rules:
+    """Yield (holds, rule) of layers and experts."""
+    pp, ep, layers, experts = layout.pp, layout.ep, shape.num_layers, shape.num_experts
+    yield pp <= layers, f"more pipeline stages ({pp}) than layers ({layers})"
+    evenly = f"the number of layers ({layers}) must be divisible by the pipeline stages ({pp})"
+    yield framework != "megatron" or layers % pp == 0, evenly
+    dense = "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
+    if framework == "megatron":
+        dense = f"num_moe_experts must be non None to use expert-parallel (greater than 0 when ep is {ep})."
+    yield ep == 1 or shape.num_moe_layers > 0, dense
+    yield ep <= max(1, experts), f"expert parallel size ({ep}) is larger than the number of experts ({experts})"
+    multiple = (
+        f"number of experts ({experts}) must be divisible by expert parallel size ({ep}): "
+        "Number of experts should be a multiple of expert model parallel_size."
+    )
+    yield framework != "megatron" or experts % ep == 0, multiple
 
 
 def stage_layers(num_layers: int, layout: Layout, framework: str) -> tuple[range, ...]:
