@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, cycle
 
 from crosstraffic.patterns.layout import Groups, Layout, process_groups
 from crosstraffic.patterns.matrix import ByteRule
@@ -110,7 +111,7 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
         framework=framework,
         groups=groups,
         stages=stage_layers(shape.num_layers, layout, framework),
-        stage_of_rank={rank: stage for group in groups["pp"] for stage, rank in enumerate(group)},
+        stage_of_rank=dict(zip(chain.from_iterable(groups["pp"]), cycle(range(layout.pp)), strict=False)),
         dtype=dtype_name(workload.dtype or shape.dtype),
         tp=tp,
         local_tokens=tokens,
@@ -136,7 +137,9 @@ def make_stream(
     between two stages is crossed once.
     """
     calls = setting.stage_calls(order, name) if name != BOUNDARY else (1,) * len(setting.stages)
-    calling = tuple(group for group in groups if calls[setting.stage_of_rank[group[0]]])
+    calling = groups
+    if not all(calls):
+        calling = tuple(group for group in groups if calls[setting.stage_of_rank[group[0]]])
     if payload_bytes == 0 or all(len(group) == 1 for group in calling):
         return ()
     return (

@@ -1,7 +1,9 @@
 """Stream: one named repeating communication, the value that everything else passes around."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -65,16 +67,16 @@ class Stream:
             raise ValueError(f"{self.name}: payload_bytes must be from 0 to {MAX_PAYLOAD_BYTES}: {self.payload_bytes}")
         if self.calls_per_step < 0:
             raise ValueError(f"{self.name}: calls_per_step must not be negative: {self.calls_per_step}")
-        if not self.groups or any(not group for group in self.groups):
+        if not self.groups or not all(self.groups):
             raise ValueError(f"{self.name}: a stream needs at least one group, each with at least one rank")
-        members = [rank for group in self.groups for rank in group]
-        if len(set(members)) != len(members):
-            raise ValueError(f"{self.name}: a rank is in two groups of one stream: {self.groups}")
+        if len(set(chain.from_iterable(self.groups))) != sum(map(len, self.groups)):
+            (rank, _), *_ = Counter(chain.from_iterable(self.groups)).most_common(1)
+            raise ValueError(f"{self.name}: a rank is in two groups of one stream, or twice in one: rank {rank}")
 
     @property
     def group_size(self) -> int:
         """Ranks of the largest group."""
-        return max(len(group) for group in self.groups)
+        return max(map(len, self.groups))
 
     def matrix(self, group_index: int = 0, payload_bytes: int | None = None) -> npt.NDArray[np.int64]:
         """Return B[source][destination] in bytes of one group, ``[n, n]``, scaled to ``payload_bytes`` if given."""

@@ -7,10 +7,11 @@ that matrix, the diagonal (what a rank keeps) excluded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
-from crosstraffic.patterns.matrix import Matrix
+from crosstraffic.patterns.matrix import Chain, Explicit, Matrix, Ring
 from crosstraffic.patterns.stream import MATRIX_OPS, OPS, Stream
 
 
@@ -72,19 +73,42 @@ def wire_matrix(stream: Stream, group_index: int = 0, payload_bytes: int | None 
         for source in range(num_ranks - 1):
             matrix[source, source + 1] = size
         return matrix
-    per_rank = round(busbw_factor(stream.op, num_ranks) * size)
+    per_rank = ring_bytes(stream.op, num_ranks, size)
     for source in range(num_ranks):
         matrix[source, (source + 1) % num_ranks] = per_rank
     return matrix
 
 
+def ring_bytes(op: str, num_ranks: int, payload_bytes: int) -> int:
+    """Return what one rank sends in a ring algorithm: 2(n-1)/n of an all_reduce's buffer, (n-1)/n of a total.
+
+    >>> ring_bytes("all_reduce", 4, 400), ring_bytes("all_gather", 3, 2**54 + 1)
+    (600, 12009599006321323)
+    """
+    rounds = 2 if op == "all_reduce" else 1
+    return round(Fraction(rounds * (num_ranks - 1) * payload_bytes, num_ranks))
+
+
 def wire_bytes_per_rank(stream: Stream) -> int:
-    """Return the most bytes that one rank sends to others in one call, over all groups that differ in size."""
-    seen: dict[int, int] = {}
-    for index, group in enumerate(stream.groups):
-        if len(group) not in seen:
-            seen[len(group)] = int(wire_matrix(stream, index).sum(axis=1).max())
-    return max(seen.values())
+    """Return the most bytes that one rank sends to others in one call, over all groups."""
+    if isinstance(stream.rule, Explicit) and len(stream.rule.bytes) > 1:
+        return max(largest_send(stream, index) for index in range(len(stream.groups)))
+    index_of = {len(group): index for index, group in enumerate(stream.groups)}
+    return max(largest_send(stream, index) for index in index_of.values())
+
+
+def largest_send(stream: Stream, group_index: int = 0) -> int:
+    """Return the most bytes that one rank of a group sends to others: the largest row sum of ``wire_matrix``."""
+    num_ranks = len(stream.groups[group_index])
+    if num_ranks == 1:
+        return 0
+    if isinstance(stream.rule, Ring | Chain):
+        return stream.rule.num_bytes
+    if stream.op in MATRIX_OPS:
+        return int(wire_matrix(stream, group_index).sum(axis=1).max())
+    if stream.op == "all_to_all":
+        return stream.payload_bytes // num_ranks * (num_ranks - 1)
+    return stream.payload_bytes if stream.op == "broadcast" else ring_bytes(stream.op, num_ranks, stream.payload_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
