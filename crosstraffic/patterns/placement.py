@@ -14,14 +14,17 @@ def attention_tp(layout: Layout, framework: str) -> int:
     return 1 if framework == "tensorrt_llm" and layout.dp > 1 else layout.tp
 
 
-def check_model(shape: ModelShape, layout: Layout, framework: str) -> None:
+def check_model(shape: ModelShape, layout: Layout, framework: str, redundant_experts: int = 0) -> None:
     """Raise ValueError, with the engine's rule, when a layout cannot run a model.
+
+    ``redundant_experts`` replicas of hot experts are placed beside the model's own (EPLB).
 
     Source: vLLM @ 017e9f4448b7 config/model.py verify_with_parallel_config, v1/worker/gpu/pcp_manager.py; Megatron-LM
     @ d98e8a64ddf3 core/transformer/transformer_config.py, training/arguments.py; SGLang @ 6ed5780c4fd3 server_args.py.
     """
     check_layout(layout, framework)
-    for holds, rule in (*_head_rules(shape, layout, framework), *_layer_rules(shape, layout, framework)):
+    head_rules, layer_rules = _head_rules(shape, layout, framework), _layer_rules(shape, layout, framework)
+    for holds, rule in (*head_rules, *layer_rules, *_expert_rules(shape, layout, framework, redundant_experts)):
         if not holds:
             raise ValueError(f"{framework} cannot run {shape.name} as {layout}: {rule}")
 
@@ -59,12 +62,25 @@ def _layer_rules(shape: ModelShape, layout: Layout, framework: str) -> Rules:
     if framework == "megatron":
         dense = f"num_moe_experts must be non None to use expert-parallel (greater than 0 when ep is {ep})."
     yield ep == 1 or shape.num_moe_layers > 0, dense
-    yield ep <= max(1, experts), f"expert parallel size ({ep}) is larger than the number of experts ({experts})"
     multiple = (
         f"number of experts ({experts}) must be divisible by expert parallel size ({ep}): "
         "Number of experts should be a multiple of expert model parallel_size."
     )
     yield framework != "megatron" or experts % ep == 0, multiple
+
+
+def _expert_rules(shape: ModelShape, layout: Layout, framework: str, redundant: int) -> Rules:
+    """Yield (holds, rule) of experts and their replicas.
+
+    Source: vLLM @ 017e9f4448b7 config/parallel.py, layers/fused_moe/layer.py FusedMoEFactory.
+    """
+    ep, placed = layout.ep, shape.num_experts + redundant
+    yield ep <= max(1, placed), f"expert parallel size ({ep}) is larger than the number of experts ({placed})"
+    yield redundant == 0 or framework != "megatron", f"there is no expert load balancer: {redundant} redundant experts"
+    off = f"enable_expert_parallel must be True to use EPLB: {redundant} redundant experts"
+    yield redundant == 0 or ep > 1, off
+    uneven = f"EPLB currently only supports even distribution of experts across ranks: {placed} experts, {ep} EP ranks."
+    yield redundant == 0 or placed % ep == 0, uneven
 
 
 def stage_layers(num_layers: int, layout: Layout, framework: str) -> tuple[range, ...]:

@@ -31,7 +31,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A workload on a model, a layout and an engine. ``local_tokens``: tokens that a rank holds, after context cuts."""
+    """A workload on a model, a layout and an engine.
+
+    ``local_tokens``: tokens that a rank holds, after context cuts; the most of any replica. ``replica_tokens`` are
+    those of a rank of each data-parallel replica, padded where the engine pads. ``num_batches`` is 2 where a step runs
+    as two half batches: then tokens are those of one half, and all calls count twice.
+    """
 
     shape: ModelShape
     layout: Layout
@@ -43,6 +48,8 @@ class Setting:
     dtype: str
     tp: int
     local_tokens: int
+    replica_tokens: tuple[int, ...]
+    num_batches: int = 1
 
     @property
     def element_bytes(self) -> int:
@@ -65,6 +72,14 @@ class Setting:
         return tuple(rank // self.workload.ranks_per_node for rank in range(self.num_ranks))
 
     @property
+    def replica_of_rank(self) -> Mapping[int, int]:
+        """The data-parallel replica that each rank belongs to."""
+        if "dp" in self.groups:
+            return {rank: replica for group in self.groups["dp"] for replica, rank in enumerate(group)}
+        per_replica = self.layout.tp // self.layout.dp
+        return {rank: rank % self.layout.tp // per_replica for rank in range(self.num_ranks)}
+
+    @property
     def tensor_groups(self) -> Groups:
         """The groups over which the heads of one replica are cut."""
         if self.framework == "sglang":
@@ -83,7 +98,43 @@ class Setting:
             parts += [(order.first, int(index == 0)), (order.receive, int(index > 0))]
             parts += [(order.last, int(index == len(self.stages) - 1))]
             found.append(sum(times * count for calls, times in parts for own, count in calls if own == name))
-        return tuple(found)
+        return tuple(count * self.num_batches for count in found)
+
+    def calling_groups(self, order: Order, name: str, groups: Groups) -> Groups:
+        """Return the groups that call a stream: those of the pipeline stages that have it."""
+        calls = self.stage_calls(order, name) if name != BOUNDARY else (1,) * len(self.stages)
+        return groups if all(calls) else tuple(group for group in groups if calls[self.stage_of_rank[group[0]]])
+
+
+def held_tokens(workload: Workload, layout: Layout, tp: int, tokens: int) -> int:
+    """Return how many of a replica's tokens each of its ranks holds.
+
+    Context parallelism cuts prompts; sequence parallelism pads to a multiple of TP.
+    """
+    if workload.phase == "prefill":
+        tokens = -(-tokens // layout.cp)
+    return -(-tokens // tp) * tp if workload.sequence_parallel else tokens
+
+
+def replica_tokens(workload: Workload, layout: Layout) -> tuple[int, ...]:
+    """Return the tokens that enter the step on each data-parallel replica, padded to the largest if so asked.
+
+    >>> replica_tokens(Workload(phase="decode", replica_tokens=(3, 5), padded=True), Layout(dp=2))
+    (5, 5)
+
+    Raises:
+        ValueError: not one number for each replica, or no tokens at all.
+
+    Source: vLLM @ 017e9f4448b7 v1/worker/dp_utils.py _post_process_dp_padding.
+    """
+    tokens = workload.replica_tokens or (workload.num_tokens,) * layout.dp
+    if len(tokens) != layout.dp:
+        raise ValueError(
+            f"replica_tokens must name each of the {layout.dp} data-parallel replicas: {len(tokens)} given, {tokens}"
+        )
+    if not any(tokens):
+        raise ValueError(f"replica_tokens: no replica has a token: {tokens}")
+    return (max(tokens),) * layout.dp if workload.padded else tokens
 
 
 def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Setting:
@@ -92,18 +143,14 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
     Raises:
         ValueError: the engine cannot run the model that way, or sequence parallelism without tensor parallelism.
     """
-    check_model(shape, layout, framework)
+    check_model(shape, layout, framework, workload.redundant_experts)
     groups = process_groups(layout, framework)
     tp = attention_tp(layout, framework)
     if workload.sequence_parallel and tp == 1:
         raise ValueError("Cannot use sequence parallelism without tensor parallelism: tp=1")
     if workload.sequence_parallel and framework in ("sglang", "tensorrt_llm"):
         raise ValueError(f"sequence parallelism is described for megatron and vllm only: {framework}")
-    tokens = workload.num_tokens
-    if workload.phase == "prefill":
-        tokens = -(-tokens // layout.cp)
-    if workload.sequence_parallel:
-        tokens = -(-tokens // tp) * tp
+    held = tuple(held_tokens(workload, layout, tp, tokens) for tokens in replica_tokens(workload, layout))
     return Setting(
         shape=shape,
         layout=layout,
@@ -114,7 +161,8 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
         stage_of_rank=dict(zip(chain.from_iterable(groups["pp"]), cycle(range(layout.pp)), strict=False)),
         dtype=dtype_name(workload.dtype or shape.dtype),
         tp=tp,
-        local_tokens=tokens,
+        local_tokens=max(held),
+        replica_tokens=held,
     )
 
 
@@ -136,10 +184,7 @@ def make_stream(
     Nothing is returned if it is never called or its groups have one rank: then nothing crosses. The boundary
     between two stages is crossed once.
     """
-    calls = setting.stage_calls(order, name) if name != BOUNDARY else (1,) * len(setting.stages)
-    calling = groups
-    if not all(calls):
-        calling = tuple(group for group in groups if calls[setting.stage_of_rank[group[0]]])
+    calling = setting.calling_groups(order, name, groups)
     if payload_bytes == 0 or all(len(group) == 1 for group in calling):
         return ()
     return (
@@ -150,7 +195,7 @@ def make_stream(
             phase=setting.workload.phase,
             groups=calling,
             payload_bytes=payload_bytes,
-            calls_per_step=max(calls),
+            calls_per_step=1 if name == BOUNDARY else max(setting.stage_calls(order, name)),
             dtype=dtype or setting.dtype,
             formula=formula,
             source=source,
