@@ -8,6 +8,7 @@ from crosstraffic.commands import errors
 from crosstraffic.commands.explain import explain
 from crosstraffic.commands.fit import fit
 from crosstraffic.commands.groups import groups
+from crosstraffic.commands.lab import lab
 from crosstraffic.commands.predict import predict
 from crosstraffic.commands.report import report
 from crosstraffic.commands.run import run
@@ -47,6 +48,7 @@ app.command()(traffic)
 app.command()(groups)
 app.command()(report)
 app.command()(explain)
+app.add_typer(lab, name="lab")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""In continuous integration, a test of MPI or Gloo that was skipped is a failure: it would prove nothing in silence."""
+"""In continuous integration, a test of MPI, Gloo or Slurm that was skipped is a failure: it would prove nothing in silence."""
 
 import os
 import re
@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-NEVER_SKIPPED_IN_CI = ("mpi", "gloo")
+NEVER_SKIPPED_IN_CI = ("mpi", "gloo", "slurm", "lab")
 
 
 def _in_ci() -> bool:

@@ -29,7 +29,7 @@ def run_pytest(folder: Path, ci: str) -> tuple[int, str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Write a test module for every way to skip a test of MPI or Gloo."""
-    for mark in ("mpi", "gloo"):
+    for mark in ("mpi", "gloo", "slurm", "lab"):
         for way, text in SKIPS.items():
             (tmp_path / f"test_{mark}_{way}.py").write_text(
                 f"import pytest\n\n{text.format(mark=mark)}", encoding="utf-8"

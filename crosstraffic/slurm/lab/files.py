@@ -1,0 +1,54 @@
+"""The files of a lab's Slurm. Pure: text from a spec."""
+
+from pathlib import Path
+
+from crosstraffic.slurm.lab.network import CONTROLLER, address
+from crosstraffic.slurm.lab.spec import LabSpec
+
+CONTROL_PORT, NODE_PORT = 16817, 16818
+CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"  # without it slurmd 22.05 looks for cgroups and stops
+
+
+def slurm_conf(spec: LabSpec, folder: Path, memory_mib: int) -> str:
+    """Return slurm.conf: a controller of its own ports and key, a node for each namespace, one partition."""
+    lines = [
+        "ClusterName=lab",
+        f"SlurmctldHost=ctl({CONTROLLER})",
+        f"SlurmctldPort={CONTROL_PORT}",
+        f"SlurmdPort={NODE_PORT}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={folder}/munge/socket",
+        "CredType=cred/munge",
+        "MpiDefault=none",
+        "ProctrackType=proctrack/pgid",
+        "TaskPlugin=task/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "AccountingStorageType=accounting_storage/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmdSpoolDir={folder}/spool/%n",
+        f"SlurmctldPidFile={folder}/slurmctld.pid",
+        f"SlurmdPidFile={folder}/slurmd.%n.pid",
+        f"SlurmctldLogFile={folder}/log/slurmctld.log",
+        f"SlurmdLogFile={folder}/log/slurmd.%n.log",
+        "SlurmdParameters=config_overrides",  # more processors a node than the machine has
+        "ReturnToService=2",
+        "SlurmdTimeout=20",
+        "KillWait=5",
+        "MinJobAge=86400",
+    ]
+    lines += [
+        f"NodeName={node} NodeAddr={address(node)} CPUs={spec.ranks_per_node} RealMemory={memory_mib} State=UNKNOWN"
+        for node in spec.nodes
+    ]
+    lines.append("PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO")
+    return "\n".join(lines) + "\n"
+
+
+def hosts(spec: LabSpec) -> str:
+    """Return /etc/hosts as a node sees it."""
+    lines = ["127.0.0.1 localhost", f"{CONTROLLER} ctl", *(f"{address(node)} {node}" for node in spec.nodes)]
+    return "\n".join(lines) + "\n"
