@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 CATALOG = Path(__file__).parent / "catalog"
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
@@ -20,29 +20,6 @@ DTYPE_NAMES: Mapping[str, str] = {
 }
 
 KV_FORMATS: tuple[str, ...] = ("fp8_ds_mla",)  # layouts of a cache entry that are no plain dtype
-
-# What each size is called in the config.json files of different families, the first name the usual one.
-KEYS: Mapping[str, tuple[str, ...]] = {
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num"),
-    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
-    "intermediate": ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner"),
-    "moe_intermediate": ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size"),
-    "num_experts": ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
-    "top_k": (
-        "num_experts_per_tok",
-        "experts_per_token",
-        "num_experts_per_token",
-        "moe_topk",
-        "moe_k",
-        "top_k_experts",
-    ),
-    "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "vocab": ("vocab_size", "padded_vocab_size"),
-    "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
-}
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -71,13 +48,19 @@ def dtype_name(dtype: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token and layer."""
+    """Multi-head latent attention: the cache holds one latent vector and one rotary key per token and layer.
+
+    ``o_lora_rank`` and ``o_groups`` are of DeepSeek-V4, whose heads share one vector as key and value and whose output
+    goes through a low rank by groups of heads.
+    """
 
     kv_lora_rank: int
     qk_rope_head_dim: int
     qk_nope_head_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None
+    o_lora_rank: int | None = None
+    o_groups: int = 1
 
     @property
     def latent_dim(self) -> int:
@@ -96,24 +79,40 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearAttention:
-    """Linear attention (Gated DeltaNet, KDA): a state per request instead of a cache that grows."""
+    """Linear attention, Gated DeltaNet (``gdn``) or KDA: a state per request instead of a cache that grows.
+
+    ``state_dtype`` is that of the recurrent state; ``full_rank_gate`` says that KDA's output gate is no low rank.
+    """
 
     num_key_heads: int
     num_value_heads: int
     key_head_dim: int
     value_head_dim: int
     conv_kernel: int
+    state_dtype: str = "float32"
+    kind: Literal["gdn", "kda"] = "gdn"
+    full_rank_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of one model. ``moe_layers`` are the indices of layers with routed experts, empty for a dense model.
 
-    A token's experts come from ``topk_groups`` of ``num_expert_groups`` (node-limited routing). ``routed_hidden`` is
-    the width of a row that goes to an expert where it is not ``hidden``; ``residual_streams`` hidden states of a token
-    cross a pipeline boundary; ``num_mtp_layers`` layers predict further tokens.
+    MLP. ``intermediate`` is the width of a dense layer's, 0 where every layer has experts; ``shared_intermediate`` that
+    of all shared experts together. A token's experts come from ``topk_groups`` of ``num_expert_groups`` (node-limited
+    routing). ``routed_hidden`` is the width of a row that goes to an expert where it is not ``hidden``.
 
-    ``sliding_layers`` cache at most ``sliding_window`` tokens; ``linear_layers`` cache none (a state per request).
+    Attention. ``sliding_layers`` cache at most ``sliding_window`` tokens; ``linear_layers`` cache none (a state per
+    request, of the sizes in ``linear_attention``); ``compress_ratios`` says of how many tokens each layer makes one
+    entry (DeepSeek-V4; 0: the window alone). ``indexer_layers`` keep the keys of ``indexer``.
+
+    Pipeline. ``residual_streams`` hidden states of a token cross a boundary between stages; where
+    ``residual_block_layers`` is given, one more for each started block of so many layers before it (Kimi-K3).
+    ``num_mtp_layers`` layers predict further tokens.
+
+    Weights. ``weight_dtype`` is the format of a checkpoint's quantised weights, ``expert_dtype`` that of routed experts
+    where it differs; None: not quantised, the same. ``gated_mlp`` is three matrices, else two; ``output_gate`` one more
+    of attention's width.
     """
 
     name: str
@@ -140,12 +139,17 @@ class ModelShape:
     routed_hidden: int | None = None
     residual_streams: int = 1
     num_mtp_layers: int = 0
+    residual_block_layers: int | None = None
     indexer: Indexer | None = None
+    indexer_layers: tuple[int, ...] = ()
     linear_attention: LinearAttention | None = None
     compress_ratios: tuple[int, ...] = ()
     shared_intermediate: int = 0
     tied_embeddings: bool = False
+    gated_mlp: bool = True
+    output_gate: bool = False
     weight_dtype: str | None = None
+    expert_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab"):
@@ -157,6 +161,23 @@ class ModelShape:
             )
         if self.moe_layers and not 1 <= self.top_k <= self.num_experts:
             raise ValueError(f"{self.name}: top_k must be between 1 and {self.num_experts} experts: {self.top_k}")
+        if self.moe_layers and self.num_experts % self.num_expert_groups:
+            raise ValueError(
+                f"{self.name}: {self.num_experts} experts do not divide over {self.num_expert_groups} groups (n_group)"
+            )
+        if not 1 <= self.topk_groups <= self.num_expert_groups:
+            raise ValueError(
+                f"{self.name}: topk_group must be between 1 and {self.num_expert_groups} groups: {self.topk_groups}"
+            )
+        for field in ("moe_layers", "sliding_layers", "linear_layers", "indexer_layers"):
+            outside = [layer for layer in getattr(self, field) if not 0 <= layer < self.num_layers]
+            if outside:
+                raise ValueError(f"{self.name}: {field} must be layers from 0 to {self.num_layers - 1}: {outside[0]}")
+        if self.compress_ratios and len(self.compress_ratios) != self.num_layers:
+            raise ValueError(
+                f"{self.name}: compress_ratios must be one for each of {self.num_layers} layers: "
+                f"{len(self.compress_ratios)}"
+            )
         dtype_bytes(self.dtype)
 
     @property
@@ -180,126 +201,35 @@ class ModelShape:
         return self.mla.latent_dim if self.mla else 2 * self.head_dim
 
     @property
+    def kv_dtype(self) -> str:
+        """What the cache is stored in unless asked otherwise: ``dtype``; DeepSeek-V4 has a layout of its own."""
+        return "fp8_ds_mla" if self.compress_ratios else self.dtype
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one more token adds to the KV cache of the whole model, nothing replicated, in ``dtype``."""
+        """Bytes of the KV cache of one token of the whole model, nothing replicated, in ``kv_dtype``.
+
+        Each further token adds as many, but in windowed layers and where tokens are compressed.
+        """
         return self.kv_bytes(1)
 
     def kv_bytes(self, num_tokens: int, dtype: str | None = None) -> int:
-        """Return bytes of the KV cache of one request of ``num_tokens``, nothing replicated, states left out."""
+        """Return bytes of the KV cache of one request of ``num_tokens``, nothing replicated.
+
+        What does not grow (states of linear attention) is left out; ``kv_cache.request_bytes`` has all.
+
+        Raises:
+            ValueError: a dtype that does not exist or does not fit the model.
+        """
         from crosstraffic.patterns.kv_cache import cache_bytes
 
-        return cache_bytes(self, num_tokens, dtype or self.dtype)
-
-
-def _number(config: Mapping[str, Any], field: str) -> int | None:
-    for key in KEYS[field]:
-        value = config.get(key)
-        if isinstance(value, bool) or (value is not None and not isinstance(value, int | list)):
-            raise ValueError(f"{key} must be a whole number: {value!r}")
-        if isinstance(value, list):
-            value = value[0] if value and all(item == value[0] for item in value) else None
-        if value is not None:
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{key} must be a whole number from 0: {value!r}")
-            return value
-    return None
-
-
-def _moe_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    first_dense = _number(config, "first_dense") or 0
-    frequency = config.get("moe_layer_freq", 1)
-    for key in ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step"):
-        value = config.get(key)
-        if not (value is None or isinstance(value, int) or (key == "moe_layer_freq" and isinstance(value, list))):
-            raise ValueError(f"{key} must be a whole number: {value!r}")
-    if not isinstance(config.get("mlp_only_layers") or [], list):
-        raise ValueError(f"mlp_only_layers must be a list: {config['mlp_only_layers']!r}")
-    if isinstance(frequency, list):
-        return tuple(layer for layer, is_moe in enumerate(frequency[:num_layers]) if is_moe)
-    step = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
-    dense = set(config.get("mlp_only_layers") or ())
-    return tuple(
-        layer
-        for layer in range(first_dense, num_layers)
-        if layer % (frequency or 1) == 0 and (layer + 1) % step == 0 and layer not in dense
-    )
-
-
-def _attention_layers(
-    config: Mapping[str, Any], num_layers: int
-) -> tuple[int | None, tuple[int, ...], tuple[int, ...]]:
-    """Return the window, the layers that have it, and the layers with linear attention."""
-    kinds = config.get("layer_types")
-    interval = config.get("full_attention_interval")
-    if not isinstance(kinds, list) and isinstance(interval, int) and interval > 0:
-        kinds = ["full_attention" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(num_layers)]
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if isinstance(kinds, list):
-        sliding = tuple(layer for layer, kind in enumerate(kinds[:num_layers]) if "sliding" in str(kind))
-        linear = tuple(layer for layer, kind in enumerate(kinds[:num_layers]) if "linear" in str(kind))
-        if sliding and not isinstance(window, int):
-            raise ValueError("layer_types has sliding_attention, and sliding_window is missing")
-        return (window if sliding else None), sliding, linear
-    if isinstance(window, int) and "use_sliding_window" not in config:
-        return window, tuple(range(num_layers)), ()
-    return None, (), ()
-
-
-def model_from_config(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
-    """Read the shape out of a Hugging Face config; a multimodal one's ``text_config`` (or ``llm_config``) is taken.
-
-    Raises:
-        ValueError: needed keys are missing (named), or a value is wrong.
-    """
-    for nested in ("text_config", "llm_config", "language_config", "thinker_config"):
-        if isinstance(config.get(nested), Mapping):
-            outer = {key: value for key, value in config.items() if key in ("torch_dtype", "dtype")}
-            return model_from_config({**outer, **config[nested]}, name=name, source=source)
-    found = {field: _number(config, field) for field in KEYS}
-    needed = ["num_layers", "hidden", "num_heads", "vocab"]
-    num_experts = found["num_experts"] or 0
-    needed.append("top_k" if num_experts > 1 else "intermediate")
-    missing = [" or ".join(KEYS[field][:2]) for field in needed if found[field] is None]
-    mla_keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    is_mla = config.get("kv_lora_rank") is not None
-    if is_mla:
-        missing += [key for key in mla_keys if not isinstance(config.get(key), int)]
-    if missing:
-        raise ValueError(f"{name}: the configuration lacks {', '.join(missing)}")
-    num_layers, hidden, num_heads = (found[field] or 0 for field in ("num_layers", "hidden", "num_heads"))
-    mla = Mla(**{key: config[key] for key in mla_keys}, q_lora_rank=config.get("q_lora_rank")) if is_mla else None
-    head_dim = found["head_dim"] or (hidden // num_heads if num_heads else 0)
-    if mla:
-        head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-    is_moe = num_experts > 1
-    window, sliding, linear = _attention_layers(config, num_layers)
-    return ModelShape(
-        name=name,
-        num_layers=num_layers,
-        hidden=hidden,
-        num_heads=num_heads,
-        num_kv_heads=num_heads if mla else (found["num_kv_heads"] or num_heads),
-        head_dim=head_dim,
-        intermediate=found["intermediate"] or 0,
-        vocab=found["vocab"] or 0,
-        dtype=dtype_name(str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")),
-        source=source,
-        mla=mla,
-        num_experts=num_experts if is_moe else 0,
-        top_k=(found["top_k"] or 0) if is_moe else 0,
-        num_shared_experts=(found["num_shared_experts"] or 0) if is_moe else 0,
-        moe_intermediate=(found["moe_intermediate"] or found["intermediate"] or 0) if is_moe else 0,
-        moe_layers=_moe_layers(config, num_layers) if is_moe else (),
-        sliding_window=window,
-        sliding_layers=sliding,
-        linear_layers=linear,
-    )
+        return cache_bytes(self, num_tokens, dtype or self.kv_dtype)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a readable JSON file: {error}") from error
     if not isinstance(data, Mapping):
         raise ValueError(f"{path}: not a JSON object")
@@ -327,6 +257,8 @@ def load_model(name_or_path: str) -> ModelShape:
     Raises:
         ValueError: no such model or file, or a configuration without what is needed.
     """
+    from crosstraffic.patterns.config import model_from_config
+
     path = Path(name_or_path)
     catalog = _catalog()
     if path.suffix != ".json" and not path.is_dir():
