@@ -1,5 +1,6 @@
 """Byte matrices: who sends how many bytes to whom in one call, as small rules that are worked out when asked."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Matrix = npt.NDArray[np.int64]
+TINY = 1e-9  # what floats of whole numbers may be off by
 
 
 class ByteRule(Protocol):
@@ -68,6 +70,41 @@ class Explicit:
         if len(rows) != num_ranks:
             raise ValueError(f"a byte matrix of {len(rows)} ranks does not fit a group of {num_ranks}")
         return np.array(rows, dtype=np.int64).reshape(num_ranks, num_ranks)
+
+
+def round_rows(exact: npt.NDArray[np.float64]) -> Matrix:
+    """Return whole counts near ``exact``, ``[num_rows, n]``: each cell rounded up or down, rows and columns in balance.
+
+    A row sums to its own sum, or that rounded up or down so that all rows together are right; columns sum to theirs
+    within one. What a row cannot give in whole counts is carried to the next one; equal claims go to the column that
+    comes first after the row's own index, so that equal cells give a circulant matrix.
+
+    >>> round_rows(np.full((4, 4), 0.5)).tolist()
+    [[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
+    """
+    matrix = np.floor(exact + TINY).astype(np.int64)
+    fraction = np.maximum(exact - matrix, 0.0)
+    fraction[fraction <= TINY] = 0.0
+    left = exact.sum(axis=1) - matrix.sum(axis=1)
+    if left.max(initial=0.0) <= TINY:
+        return matrix
+    num_columns = exact.shape[1]
+    owed, carry, none = np.zeros(num_columns), 0.0, fraction == 0
+    turn = np.tile(np.arange(num_columns, dtype=np.float64), 2)
+    for row in range(len(matrix)):
+        owed += fraction[row]
+        carry += float(left[row])
+        extra = math.floor(carry + 0.5 + TINY)
+        if extra <= 0:
+            continue
+        first = num_columns - row % num_columns
+        claim = np.rint(owed / -TINY) * num_columns + turn[first : first + num_columns]
+        claim[none[row]] = np.inf
+        chosen = np.argpartition(claim, extra - 1)[:extra]
+        matrix[row, chosen] += 1
+        owed[chosen] -= 1
+        carry -= extra
+    return matrix
 
 
 def scale_matrix(matrix: Matrix, payload_bytes: int, new_payload_bytes: int) -> Matrix:

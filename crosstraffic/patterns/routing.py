@@ -1,145 +1,45 @@
-"""Expert load: which rank's experts the tokens go to, and the byte matrix of dispatch and combine that follows.
+"""Routing: who sends how many messages to whom in dispatch and combine, and the byte matrices that follow.
 
-Counts are (token, expert) messages, nothing de-duplicated: a token with ``top_k`` experts on one rank is sent there
-``top_k`` times, as low-latency dispatch kernels and plain all-to-all dispatchers do.
+What one message is for depends on the dispatcher: each (token, expert), nothing de-duplicated, as low-latency kernels
+and plain all-to-all dispatchers do it; or each (token, rank) or (token, node) that holds one of the token's experts.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from crosstraffic.patterns.matrix import Matrix
+from crosstraffic.patterns.distinct import check_groups, hit_chances
+from crosstraffic.patterns.loads import LOADS, Floats, expert_shares
+from crosstraffic.patterns.matrix import Matrix, round_rows
+from crosstraffic.patterns.matrix_file import read_counts, read_matrix
+from crosstraffic.patterns.replicas import placement
 
-Floats = npt.NDArray[np.float64]
 Direction = Literal["dispatch", "combine"]
-
-
-def _uniform(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:
-    return np.ones(num_experts)
-
-
-def _power_law(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:
-    """Draw loads with density x^-alpha on [1, 0.8 tokens] by the inverse of its distribution function.
-
-    Source: aiconfigurator @ 095f58a5, its power-law expert load.
-    """
-    low, high = 1.0, max(2.0, 0.8 * num_tokens)
-    place = rng.random(num_experts)
-    if abs(parameter - 1) < 1e-9:
-        return np.asarray(low * (high / low) ** place)
-    exponent = 1 - parameter
-    return np.asarray((low**exponent + place * (high**exponent - low**exponent)) ** (1 / exponent))
-
-
-def _lognormal(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:
-    return np.asarray(np.exp(parameter * rng.standard_normal(num_experts)))
-
-
-def _k_hot(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:
-    load = np.zeros(num_experts)
-    load[rng.permutation(num_experts)[: int(parameter)]] = 1.0
-    return load
-
-
-LOADS: Mapping[str, Callable[[int, int, float, np.random.Generator], Floats]] = {
-    "uniform": _uniform,
-    "power_law": _power_law,
-    "lognormal": _lognormal,
-    "k_hot": _k_hot,
-}
+Copies = Literal["expert", "rank", "node", "fanout"]
 DISTRIBUTIONS: tuple[str, ...] = (*LOADS, "one_hot", "explicit")
-
-
-def expert_shares(
-    *,
-    num_experts: int,
-    top_k: int,
-    num_tokens: int,
-    distribution: str,
-    parameter: float = 0.0,
-    seed: int = 0,
-    weights: tuple[float, ...] = (),
-) -> Floats:
-    """Return the share of all messages that each expert gets, ``[num_experts]``, summing to 1.
-
-    A token picks ``top_k`` different experts, so no expert gets more than 1 / top_k of the messages; what a skewed
-    load would give above that is spread over the others in proportion. ``num_tokens`` is that of the whole group.
-
-    >>> expert_shares(num_experts=4, top_k=2, num_tokens=8, distribution="explicit", weights=(8, 1, 1, 0)).tolist()
-    [0.5, 0.25, 0.25, 0.0]
-
-    Raises:
-        ValueError: a distribution without expert shares (one_hot), or weights that give fewer than top_k experts.
-    """
-    if distribution == "explicit":
-        load = np.asarray(weights, dtype=np.float64)
-    elif distribution in LOADS:
-        load = LOADS[distribution](num_experts, num_tokens, parameter, np.random.default_rng(seed))
-    else:
-        raise ValueError(f"no expert shares for distribution: {distribution!r}; allowed: {', '.join(LOADS)}, explicit")
-    if np.count_nonzero(load) < top_k:
-        raise ValueError(f"fewer experts with load than top_k: {np.count_nonzero(load)} of {top_k}")
-    share = load / load.sum()
-    capped = np.zeros(num_experts, dtype=bool)
-    limit = 1 / top_k
-    while np.any(over := ~capped & (share > limit * (1 + 1e-12))):
-        capped |= over
-        share[capped] = limit
-        rest = load[~capped].sum()
-        if rest > 0:
-            share[~capped] = load[~capped] / rest * max(0.0, 1 - limit * capped.sum())
-    return np.asarray(share)
-
-
-def experts_per_rank(num_experts: int, num_ranks: int) -> tuple[int, ...]:
-    """Place experts in order, the first ranks holding one more where they do not divide.
-
-    >>> experts_per_rank(8, 3)
-    (3, 3, 2)
-
-    Source: vLLM @ 017e9f4448b7, fused_moe layer, linear expert placement.
-    """
-    return tuple(num_experts // num_ranks + (rank < num_experts % num_ranks) for rank in range(num_ranks))
-
-
-def round_rows(shares: Floats, total: int, num_rows: int) -> Matrix:
-    """Return whole counts ``[num_rows, n]``: rows sum to ``total``, columns to their share of all rows (within one).
-
-    What a row cannot give in whole messages is carried to the next one; equal claims go to the destination that comes
-    first after the row's own index, so that equal shares give a circulant matrix.
-
-    >>> round_rows(np.array([0.25, 0.25, 0.25, 0.25]), 2, 4).tolist()
-    [[1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
-    """
-    num_columns = len(shares)
-    exact = shares * total
-    base = np.floor(exact + 1e-9).astype(np.int64)
-    left = total - int(base.sum())
-    matrix = np.tile(base, (num_rows, 1))
-    if left == 0:
-        return matrix
-    given = np.zeros(num_columns)
-    fraction = np.maximum(exact - base, 0.0)
-    index = np.arange(num_columns)
-    for row in range(num_rows):
-        claim = np.where(fraction > 1e-9, (row + 1) * fraction - given, -np.inf)
-        chosen = np.lexsort(((index - row) % num_columns, -np.round(claim, 9)))[:left]
-        matrix[row, chosen] += 1
-        given[chosen] += 1
-    return matrix
+FORMS = "uniform, power_law:A, lognormal:S, k_hot:N, one_hot:RANK, counts:FILE or matrix:FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
     """Dispatch or combine of a mixture of experts over one group; the same expert load in every group.
 
-    ``num_tokens`` is the number of tokens that each rank of the group routes. ``parameter``: alpha of power_law, sigma
-    of lognormal, how many experts of k_hot, which rank of one_hot; ``weights`` the load per expert of explicit. one_hot
+    ``num_tokens`` is the number of tokens that each rank of the group routes; ``source_tokens``, where they differ,
+    those of each rank, for each expert-parallel group or one for all. ``parameter``: alpha of power_law, sigma of
+    lognormal, how many experts of k_hot, which rank of one_hot; ``weights`` the load per expert of explicit. one_hot
     sends every message to one rank, whatever experts it holds: the worst case.
+
+    ``copies`` says where a token is sent once: to each ``expert``; to each ``rank`` that holds one; to each ``node``,
+    to the rank there that has the sender's index (the groups are these ranks, one on each of ``num_nodes`` nodes); or,
+    ``fanout``, from there to each rank of the node (the groups are the ranks of a node). In the latter two,
+    ``ep_ranks`` is the size of the whole expert-parallel group.
+
+    A token's experts are in ``topk_groups`` of ``num_groups`` groups, which matters where copies are saved.
+    ``redundant_experts`` replicas are placed by the load, perfectly known, as a load balancer does (see ``replicas``).
     """
 
     num_tokens: int
@@ -151,6 +51,13 @@ class Routed:
     seed: int = 0
     direction: Direction = "dispatch"
     weights: tuple[float, ...] = ()
+    source_tokens: tuple[tuple[int, ...], ...] = ()
+    copies: Copies = "expert"
+    ep_ranks: int | None = None
+    num_nodes: int = 1
+    num_groups: int = 1
+    topk_groups: int = 1
+    redundant_experts: int = 0
     kind: str = "routed"
 
     def __post_init__(self) -> None:
@@ -158,10 +65,20 @@ class Routed:
             raise ValueError(f"unknown routing: {self.distribution!r}; allowed: {', '.join(DISTRIBUTIONS)}")
         if self.direction not in ("dispatch", "combine"):
             raise ValueError(f"unknown direction: {self.direction!r}; allowed: dispatch, combine")
-        if self.num_tokens < 0 or self.bytes_per_message < 0:
-            raise ValueError("num_tokens and bytes_per_message must not be negative")
+        if self.copies not in get_args(Copies):
+            raise ValueError(f"unknown copies: {self.copies!r}; allowed: {', '.join(get_args(Copies))}")
+        if min(self.num_tokens, self.bytes_per_message, self.redundant_experts) < 0:
+            raise ValueError("num_tokens, bytes_per_message and redundant_experts must not be negative")
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(f"top_k must be between 1 and the number of experts: {self.top_k} of {self.num_experts}")
+        if any(min(tokens, default=0) < 0 for tokens in self.source_tokens):
+            raise ValueError(f"source_tokens must not be negative: {self.source_tokens}")
+        if (self.copies in ("node", "fanout")) != (self.ep_ranks is not None):
+            raise ValueError(f"ep_ranks goes with copies node and fanout, and only with these: {self.copies}")
+        check_groups(self.num_experts, self.top_k, self.num_groups, self.topk_groups)
+        self._check_distribution()
+
+    def _check_distribution(self) -> None:
         if self.distribution in ("power_law", "lognormal") and self.parameter < 0:
             raise ValueError(f"{self.distribution}: the parameter must not be negative: {self.parameter}")
         if self.distribution == "k_hot" and not self.top_k <= self.parameter <= self.num_experts:
@@ -178,38 +95,91 @@ class Routed:
                 f"explicit: {self.num_experts} weights are needed, none negative: {len(self.weights)} given"
             )
 
-    def counts(self, num_ranks: int) -> Matrix:
-        """Return messages per call ``[source][destination]`` of dispatch; each row sums to num_tokens * top_k."""
-        return _counts(self, num_ranks)
+    def counts(self, num_ranks: int, group_index: int = 0) -> Matrix:
+        """Return messages per call ``[source][destination]`` of dispatch, in a group of ``num_ranks``.
+
+        Without de-duplication each row sums to its tokens * top_k.
+        """
+        total = self.ep_ranks or num_ranks
+        members = total // self.num_nodes  # ranks of the expert-parallel group on a node
+        part = {"node": members, "fanout": self.num_nodes}.get(self.copies, 1)
+        place = group_index % part
+        if total % self.num_nodes or {"node": self.num_nodes, "fanout": members}.get(self.copies, total) != num_ranks:
+            raise ValueError(
+                f"a group of {num_ranks} ranks is no part of {total} ranks on {self.num_nodes} nodes: {self.copies}"
+            )
+        tokens = self._tokens(total, group_index // part)
+        shares, chances = _rank_loads(
+            replace(self, bytes_per_message=0, direction="dispatch", source_tokens=(), num_tokens=sum(tokens)), total
+        )
+        sent = np.array(tokens, dtype=np.float64)
+        if self.copies == "expert":
+            return _rounded(tuple(tokens), self.top_k, shares.tobytes())
+        if self.copies == "rank":
+            return round_rows(np.outer(sent, chances))
+        if self.copies == "node":
+            return round_rows(np.outer(sent.reshape(-1, members)[:, place], chances))
+        return round_rows(np.outer(sent.reshape(-1, members).sum(axis=0), chances.reshape(-1, members)[place]))
+
+    def _tokens(self, num_ranks: int, index: int) -> tuple[int, ...]:
+        if not self.source_tokens:
+            return (self.num_tokens,) * num_ranks
+        tokens = self.source_tokens[index if len(self.source_tokens) > 1 else 0]
+        if len(tokens) != num_ranks:
+            raise ValueError(f"source_tokens of {len(tokens)} ranks do not fit a group of {num_ranks}")
+        return tokens
 
     def matrix(self, num_ranks: int, group_index: int) -> Matrix:
         """Return bytes per call, ``[num_ranks, num_ranks]``; combine is dispatch's way back."""
-        counts = _counts(self, num_ranks)
+        counts = self.counts(num_ranks, group_index)
         return np.ascontiguousarray((counts.T if self.direction == "combine" else counts) * self.bytes_per_message)
 
 
 @lru_cache(maxsize=8)
-def _counts(rule: Routed, num_ranks: int) -> Matrix:
-    total = rule.num_tokens * rule.top_k
+def _rounded(tokens: tuple[int, ...], top_k: int, shares: bytes) -> Matrix:
+    matrix = round_rows(np.outer(np.array(tokens, dtype=np.float64) * top_k, np.frombuffer(shares)))
+    matrix.flags.writeable = False
+    return matrix
+
+
+@lru_cache(maxsize=16)
+def _rank_loads(rule: Routed, num_ranks: int) -> tuple[Floats, Floats]:
+    """Return the share of messages of each rank, and the chance that a token goes to each rank (node, for copies node).
+
+    ``rule.num_tokens`` is the tokens of all ranks together.
+    """
+    per_node = num_ranks // rule.num_nodes
     if rule.distribution == "one_hot":
         if rule.parameter >= num_ranks:
             raise ValueError(f"one_hot: rank {rule.parameter:g} is not in a group of {num_ranks} ranks")
-        counts = np.zeros((num_ranks, num_ranks), dtype=np.int64)
-        counts[:, int(rule.parameter)] = total
-        return counts
-    if num_ranks > rule.num_experts:
-        raise ValueError(f"more ranks than experts: {num_ranks} ranks, {rule.num_experts} experts")
+        hot = np.zeros(num_ranks)
+        hot[int(rule.parameter)] = 1.0
+        return hot, hot.reshape(-1, per_node).sum(axis=1) if rule.copies == "node" else hot
+    placed = rule.num_experts + rule.redundant_experts
+    if num_ranks > placed:
+        raise ValueError(f"more ranks than experts: {num_ranks} ranks, {placed} experts")
     shares = expert_shares(
         num_experts=rule.num_experts,
         top_k=rule.top_k,
-        num_tokens=rule.num_tokens * num_ranks,
+        num_tokens=rule.num_tokens,
         distribution=rule.distribution,
         parameter=rule.parameter,
         seed=rule.seed,
         weights=rule.weights,
     )
-    ends = np.cumsum(experts_per_rank(rule.num_experts, num_ranks))
-    return round_rows(np.diff(np.concatenate(([0.0], np.cumsum(shares)[ends - 1]))), total, num_ranks)
+    parts = placement(
+        rule.num_experts,
+        num_ranks,
+        num_redundant=rule.redundant_experts,
+        weights=shares,
+        num_groups=rule.num_groups,
+        num_nodes=rule.num_nodes,
+    )
+    if rule.copies == "expert":
+        return shares @ parts, np.zeros(0)
+    if rule.copies == "node":
+        parts = parts.reshape(rule.num_experts, -1, per_node).sum(axis=2)
+    return np.zeros(0), hit_chances(shares, parts, rule.top_k, num_groups=rule.num_groups, topk_groups=rule.topk_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,12 +222,38 @@ def parse_routing(text: str) -> tuple[str, float]:
     """
     name, _, value = text.partition(":")
     if name not in DISTRIBUTIONS or name == "explicit":
-        raise ValueError(
-            f"unknown routing: {text!r}; allowed: uniform, power_law:A, lognormal:S, k_hot:N, one_hot:RANK"
-        )
+        raise ValueError(f"unknown routing: {text!r}; allowed: {FORMS}")
     if (name == "uniform") == bool(value):
         raise ValueError(f"routing {name} takes {'no' if name == 'uniform' else 'a'} parameter: {text!r}")
     try:
         return name, float(value) if value else 0.0
     except ValueError as error:
         raise ValueError(f"routing {name}: not a number: {value!r}") from error
+
+
+def routing_fields(text: str) -> Mapping[str, Any]:
+    """Return the fields of a workload that a routing sets: what ``parse_routing`` reads, or the contents of a file.
+
+    ``counts:FILE`` is tokens per expert, layers added up, or those of one layer, ``counts:FILE#LAYER``; ``matrix:FILE``
+    bytes per call between the ranks of an expert-parallel group.
+
+    >>> routing_fields("lognormal:1")
+    {'routing': 'lognormal', 'routing_parameter': 1.0}
+
+    Raises:
+        ValueError: as ``parse_routing``, or a file that cannot be read (named, with the line).
+    """
+    name, _, value = text.partition(":")
+    if name not in ("counts", "matrix"):
+        distribution, parameter = parse_routing(text)
+        return {"routing": distribution, "routing_parameter": parameter}
+    if not value:
+        raise ValueError(f"routing {name} takes a file: {text!r}")
+    if name == "matrix":
+        return {"routing": "matrix", "routing_matrix": read_matrix(value)}
+    path, mark, layer = value.rpartition("#")
+    if not mark:
+        return {"routing": "explicit", "routing_weights": read_counts(value)}
+    if not (layer.isascii() and layer.isdigit()):
+        raise ValueError(f"routing counts: the layer must be a whole number from 0: {layer!r}")
+    return {"routing": "explicit", "routing_weights": read_counts(path, int(layer))}

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstraffic.patterns.matrix import rule_from_dict, rule_to_dict
-from crosstraffic.patterns.routing import Routed, expert_shares, experts_per_rank, imbalance, parse_routing
+from crosstraffic.patterns.loads import expert_shares, experts_per_rank
+from crosstraffic.patterns.routing import Routed, imbalance, parse_routing
 
 SKEWS = [("uniform", 0.0), ("power_law", 0.6), ("power_law", 1.0), ("power_law", 1.9), ("lognormal", 1.5), ("k_hot", 9)]
 
