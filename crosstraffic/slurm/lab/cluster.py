@@ -193,6 +193,9 @@ def _write_files(spec: LabSpec) -> None:
     key.write_bytes(os.urandom(1024))
     (FOLDER / "slurm.conf").write_text(files.slurm_conf(spec, FOLDER, _memory_mib(spec)), encoding="utf-8")
     (FOLDER / "cgroup.conf").write_text(files.CGROUP, encoding="utf-8")
+    prolog = FOLDER / "task_prolog"
+    prolog.write_text(files.TASK_PROLOG, encoding="utf-8")
+    prolog.chmod(0o755)
     for node in spec.nodes:
         folder = HOSTS / network.namespace(node)
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,11 +2,20 @@
 
 from pathlib import Path
 
-from crosstraffic.slurm.lab.network import CONTROLLER, address
+from crosstraffic.slurm.lab.network import CONTROLLER, PORT, address
 from crosstraffic.slurm.lab.spec import LabSpec
 
 CONTROL_PORT, NODE_PORT = 16817, 16818
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"  # without it slurmd 22.05 looks for cgroups and stops
+
+# Nodes of a lab share one kernel: a transport that looks would find shared memory between them. Slurm exports what a
+# task prolog prints.
+TASK_PROLOG = f"""#!/bin/sh
+echo export UCX_TLS=tcp,self
+echo export UCX_NET_DEVICES={PORT}
+echo export GLOO_SOCKET_IFNAME={PORT}
+echo export NCCL_SOCKET_IFNAME={PORT}
+"""
 
 
 def slurm_conf(spec: LabSpec, folder: Path, memory_mib: int) -> str:
@@ -35,6 +44,7 @@ def slurm_conf(spec: LabSpec, folder: Path, memory_mib: int) -> str:
         f"SlurmctldLogFile={folder}/log/slurmctld.log",
         f"SlurmdLogFile={folder}/log/slurmd.%n.log",
         "SlurmdParameters=config_overrides",  # more processors a node than the machine has
+        f"TaskProlog={folder}/task_prolog",
         "ReturnToService=2",
         "SlurmdTimeout=20",
         "KillWait=5",
