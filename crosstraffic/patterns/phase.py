@@ -5,14 +5,19 @@ from dataclasses import replace
 
 from crosstraffic.patterns.context import attention_calls, context_streams
 from crosstraffic.patterns.data import NOTHING, data_control, data_streams, sums_tokens
-from crosstraffic.patterns.expert import exchange_calls, expert_control, expert_path, expert_streams, is_cut_over_tp
+from crosstraffic.patterns.expert import exchange_calls, expert_path, expert_streams, is_cut_over_tp
+from crosstraffic.patterns.expert_counts import expert_control
+from crosstraffic.patterns.expert_tensor import partial_sum_calls, sums_apart
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import ModelShape, layer_runs
-from crosstraffic.patterns.pipeline import pipeline_control, pipeline_streams, receive_calls
+from crosstraffic.patterns.pipeline import pipeline_streams, receive_calls, sample_calls
+from crosstraffic.patterns.pipeline_control import pipeline_control
+from crosstraffic.patterns.sequence import sequence_streams
 from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, make_setting
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.tensor import sequence_streams, tensor_streams
+from crosstraffic.patterns.tensor import tensor_streams
+from crosstraffic.patterns.two_batch import is_whole, split
 from crosstraffic.patterns.workload import Workload
 
 PATTERNS: Mapping[str, Callable[[Setting, Order], tuple[Stream, ...]]] = {
@@ -45,6 +50,8 @@ def _dense_layer(setting: Setting) -> Calls:
 
 def _moe_layer(setting: Setting) -> Calls:
     path = expert_path(setting)
+    if path == "tensor" and sums_apart(setting):
+        return (*attention_calls(setting), ("tp.attention_output", 1), *partial_sum_calls(setting))
     if path in ("tensor", "gathered"):
         return _dense_layer(setting)
     attention, is_sequence = attention_calls(setting), setting.workload.sequence_parallel
@@ -68,8 +75,8 @@ def _moe_layer(setting: Setting) -> Calls:
 
 def step_order(setting: Setting) -> Order:
     """Return the streams of one step in the order in which a rank calls them."""
-    first: Calls = (("tp.embedding", 1),) if setting.tp == setting.layout.tp else ()
-    last: Calls = (("tp.logits", 1),)
+    first: Calls = (("tp.embedding", 1),)
+    last: Calls = (("tp.sampled_rows", 1), ("tp.logits", 1), *sample_calls(setting))
     if setting.workload.sequence_parallel:
         first, last = (("sp.embedding", 1),), (("sp.output", 1), *last)
     moe_layer = _moe_layer(setting) if setting.shape.moe_layers else ()
@@ -137,6 +144,9 @@ def phase_step(
 ) -> Step:
     """Return one prefill or decode step in its real order: stage by stage, layer by layer, as calls of ``streams``.
 
+    Micro-batches follow each other; a stage goes on with the next one while those behind it have the last. With
+    interleaved chunks, as many micro-batches as stages go through one chunk of each before the next chunk.
+
     Raises:
         ValueError: see ``phase_streams``.
     """
@@ -156,17 +166,30 @@ def phase_step(
                 made += [Task(stream=name, payload_bytes=stream.payload_bytes, groups=groups)] * count
         return tuple(made)
 
-    blocks: list[Block] = []
-    boundary = by_name.get(BOUNDARY)
-    for stage, layers in enumerate(setting.stages):
-        if stage and boundary is not None:
-            edge = Task(stream=boundary.name, payload_bytes=boundary.payload_bytes, edge=(stage - 1, stage))
-            blocks.append(Block(repeat=1, tasks=(edge,)))
-        blocks.append(Block(repeat=1, tasks=tasks(order.receive if stage else order.first, stage)))
+    boundary, num_stages = by_name.get(BOUNDARY), len(setting.stages)
+
+    def pass_through(index: int) -> tuple[Block, ...]:
+        stage = index % num_stages
+        blocks: list[Block] = []
+        if index and boundary is not None:
+            edge = ((stage - 1) % num_stages, stage)
+            task = Task(stream=boundary.name, payload_bytes=boundary.payload_bytes, edge=edge)
+            blocks.append(Block(repeat=1, tasks=(task,)))
+        blocks.append(Block(repeat=1, tasks=tasks(order.receive if index else order.first, stage)))
         layer_tasks = {False: tasks(order.dense_layer, stage), True: tasks(order.moe_layer, stage)}
         blocks += [
-            Block(repeat=count, tasks=layer_tasks[is_moe]) for is_moe, count in layer_runs(layers, shape.moe_layers)
+            Block(repeat=count, tasks=layer_tasks[is_moe])
+            for is_moe, count in layer_runs(setting.chunks[index], shape.moe_layers)
         ]
-    blocks.append(Block(repeat=1, tasks=tasks(order.last, len(setting.stages) - 1)))
-    lane = tuple(block for block in blocks if block.tasks)
-    return Step(name=workload.phase, phase=workload.phase, lanes=(lane,))
+        if index == len(setting.chunks) - 1:
+            blocks.append(Block(repeat=1, tasks=tasks(order.last, stage)))
+        return tuple(block for block in blocks if block.tasks)
+
+    chunks = [pass_through(index) for index in range(len(setting.chunks))]
+    rounds = [chunks[start : start + num_stages] for start in range(0, len(chunks), num_stages)]
+    lane: list[Block] = []
+    for start in range(0, setting.num_passes, num_stages):
+        for one_round in rounds:
+            once = [block for chunk in one_round for block in chunk]
+            lane += once * min(num_stages, setting.num_passes - start)
+    return Step(name=workload.phase, phase=workload.phase, lanes=(tuple(lane),))

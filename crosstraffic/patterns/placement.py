@@ -1,10 +1,9 @@
 """Where a layout puts the heads and layers of a model, and whether an engine runs the model that way."""
 
-import numpy as np
-
 from crosstraffic.patterns.layout import Layout, check_layout
 from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.rank_order import Rules
+from crosstraffic.patterns.stages import stage_layers as stage_layers
 
 
 def attention_tp(layout: Layout, framework: str) -> int:
@@ -81,24 +80,3 @@ def _expert_rules(shape: ModelShape, layout: Layout, framework: str, redundant: 
     yield redundant == 0 or ep > 1, off
     uneven = f"EPLB currently only supports even distribution of experts across ranks: {placed} experts, {ep} EP ranks."
     yield redundant == 0 or placed % ep == 0, uneven
-
-
-def stage_layers(num_layers: int, layout: Layout, framework: str) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage.
-
-    vLLM and SGLang give what does not divide to the later stages but the last; TensorRT-LLM to the first ones;
-    Megatron-Core refuses it.
-
-    >>> [len(stage) for stage in stage_layers(61, Layout(pp=4), "vllm")]
-    [15, 15, 16, 15]
-
-    Source: vLLM @ 017e9f4448b7 distributed/utils.py get_pp_indices; TensorRT-LLM mapping.py pp_layers.
-    """
-    pp = layout.pp
-    if pp > num_layers:
-        raise ValueError(f"more pipeline stages ({pp}) than layers ({num_layers})")
-    sizes, rest = [num_layers // pp] * pp, num_layers % pp
-    for extra in range(rest):
-        sizes[extra if framework == "tensorrt_llm" else pp - 2 - extra] += 1
-    ends = np.cumsum(sizes).tolist()
-    return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))

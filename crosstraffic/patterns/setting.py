@@ -7,7 +7,8 @@ from itertools import chain, cycle
 from crosstraffic.patterns.layout import Groups, Layout, process_groups
 from crosstraffic.patterns.matrix import ByteRule
 from crosstraffic.patterns.model import ModelShape, dtype_bytes, dtype_name
-from crosstraffic.patterns.placement import attention_tp, check_model, stage_layers
+from crosstraffic.patterns.placement import attention_tp, check_model
+from crosstraffic.patterns.stages import interleaved_stages, model_chunks
 from crosstraffic.patterns.stream import Op, Stream
 from crosstraffic.patterns.workload import Workload
 
@@ -35,7 +36,9 @@ class Setting:
 
     ``local_tokens``: tokens that a rank holds, after context cuts; the most of any replica. ``replica_tokens`` are
     those of a rank of each data-parallel replica, padded where the engine pads. ``num_batches`` is 2 where a step runs
-    as two half batches: then tokens are those of one half, and all calls count twice.
+    as two half batches: then tokens are those of one half, and all calls count twice. Where a prefill is split into
+    micro-batches, tokens are those of one. ``stages`` are the layers of each pipeline stage, ``chunks`` those between
+    two boundaries: the same, but where a stage has several (interleaving).
     """
 
     shape: ModelShape
@@ -43,7 +46,8 @@ class Setting:
     workload: Workload
     framework: str
     groups: Mapping[str, Groups]
-    stages: tuple[range, ...]
+    stages: tuple[tuple[int, ...], ...]
+    chunks: tuple[range, ...]
     stage_of_rank: Mapping[int, int]
     dtype: str
     tp: int
@@ -88,6 +92,16 @@ class Setting:
             return self.groups["tp"]
         return tuple((rank,) for group in self.groups["tp"] for rank in group)
 
+    @property
+    def num_passes(self) -> int:
+        """How often the layers are run in one step: for each micro-batch, and each half batch of it."""
+        return self.num_batches * self.workload.num_micro_batches
+
+    @property
+    def boundary_calls(self) -> int:
+        """How often the boundary behind a stage is crossed in one step: in each pass, by each chunk of the stage."""
+        return self.num_passes * (len(self.chunks) // len(self.stages))
+
     def stage_calls(self, order: Order, name: str) -> tuple[int, ...]:
         """Return how often a group of each pipeline stage calls a stream in one step."""
         found: list[int] = []
@@ -95,10 +109,11 @@ class Setting:
         for index, layers in enumerate(self.stages):
             num_moe = sum(layer in experts for layer in layers)
             parts = [(order.dense_layer, len(layers) - num_moe), (order.moe_layer, num_moe)]
-            parts += [(order.first, int(index == 0)), (order.receive, int(index > 0))]
+            num_inputs = len(self.chunks) // len(self.stages) - int(index == 0)
+            parts += [(order.first, int(index == 0)), (order.receive, num_inputs)]
             parts += [(order.last, int(index == len(self.stages) - 1))]
             found.append(sum(times * count for calls, times in parts for own, count in calls if own == name))
-        return tuple(count * self.num_batches for count in found)
+        return tuple(count * self.num_passes for count in found)
 
     def calling_groups(self, order: Order, name: str, groups: Groups) -> Groups:
         """Return the groups that call a stream: those of the pipeline stages that have it."""
@@ -116,24 +131,28 @@ def held_tokens(workload: Workload, layout: Layout, tp: int, tokens: int) -> int
     return -(-tokens // tp) * tp if workload.sequence_parallel else tokens
 
 
-def replica_tokens(workload: Workload, layout: Layout) -> tuple[int, ...]:
-    """Return the tokens that enter the step on each data-parallel replica, padded to the largest if so asked.
+def step_tokens(shape: ModelShape, workload: Workload, layout: Layout, framework: str) -> tuple[int, ...]:
+    """Return the tokens that each data-parallel replica runs at once, padded to the largest if so asked.
 
-    >>> replica_tokens(Workload(phase="decode", replica_tokens=(3, 5), padded=True), Layout(dp=2))
-    (5, 5)
+    They are all that enter the step, or of a prefill in micro-batches one of these. A replica without any runs a dummy
+    batch where the others wait for it in layers with experts: vLLM one decode step, Megatron-Core one token; SGLang an
+    empty one.
 
     Raises:
         ValueError: not one number for each replica, or no tokens at all.
 
-    Source: vLLM @ 017e9f4448b7 v1/worker/dp_utils.py _post_process_dp_padding.
+    Source: vLLM @ 017e9f4448b7 v1/worker/dp_utils.py _post_process_dp_padding, v1/worker/gpu_worker.py
+    execute_dummy_batch; Megatron-LM @ d98e8a64ddf3 text_generation_controller.py dummy_forward.
     """
-    tokens = workload.replica_tokens or (workload.num_tokens,) * layout.dp
-    if len(tokens) != layout.dp:
+    asked = workload.replica_tokens or (workload.num_tokens,) * layout.dp
+    if len(asked) != layout.dp:
         raise ValueError(
-            f"replica_tokens must name each of the {layout.dp} data-parallel replicas: {len(tokens)} given, {tokens}"
+            f"replica_tokens must name each of the {layout.dp} data-parallel replicas: {len(asked)} given, {asked}"
         )
-    if not any(tokens):
-        raise ValueError(f"replica_tokens: no replica has a token: {tokens}")
+    if not any(asked):
+        raise ValueError(f"replica_tokens: no replica has a token: {asked}")
+    idle = {"vllm": 1 + workload.num_speculative, "sglang": 0}.get(framework, 1) if shape.moe_layers else 0
+    tokens = tuple(workload.pass_tokens(own) if own else idle for own in asked)
     return (max(tokens),) * layout.dp if workload.padded else tokens
 
 
@@ -150,14 +169,23 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
         raise ValueError("Cannot use sequence parallelism without tensor parallelism: tp=1")
     if workload.sequence_parallel and framework in ("sglang", "tensorrt_llm"):
         raise ValueError(f"sequence parallelism is described for megatron and vllm only: {framework}")
-    held = tuple(held_tokens(workload, layout, tp, tokens) for tokens in replica_tokens(workload, layout))
+    chunks = model_chunks(
+        shape.num_layers,
+        layout,
+        framework,
+        virtual_stages=workload.virtual_stages,
+        partition=workload.layer_partition,
+    )
+    tokens = step_tokens(shape, workload, layout, framework)
+    held = tuple(held_tokens(workload, layout, tp, own) for own in tokens)
     return Setting(
         shape=shape,
         layout=layout,
         workload=workload,
         framework=framework,
         groups=groups,
-        stages=stage_layers(shape.num_layers, layout, framework),
+        stages=interleaved_stages(chunks, layout.pp),
+        chunks=chunks,
         stage_of_rank=dict(zip(chain.from_iterable(groups["pp"]), cycle(range(layout.pp)), strict=False)),
         dtype=dtype_name(workload.dtype or shape.dtype),
         tp=tp,
@@ -182,7 +210,7 @@ def make_stream(
     """Return the stream with the groups that call it, and the calls of the one that does most.
 
     Nothing is returned if it is never called or its groups have one rank: then nothing crosses. The boundary
-    between two stages is crossed once.
+    between two stages is crossed once in each pass, by each chunk of layers.
     """
     calling = setting.calling_groups(order, name, groups)
     if payload_bytes == 0 or all(len(group) == 1 for group in calling):
@@ -195,7 +223,7 @@ def make_stream(
             phase=setting.workload.phase,
             groups=calling,
             payload_bytes=payload_bytes,
-            calls_per_step=1 if name == BOUNDARY else max(setting.stage_calls(order, name)),
+            calls_per_step=setting.boundary_calls if name == BOUNDARY else max(setting.stage_calls(order, name)),
             dtype=dtype or setting.dtype,
             formula=formula,
             source=source,

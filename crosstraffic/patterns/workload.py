@@ -23,6 +23,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "alltoall",
         "allgather_reducescatter",
     ),
+    "model_runner": ("v1", "v2"),
     "kv_schedule": ("request", "layer", "chunk"),
 }
 PHASES = CHOICES["phase"]
@@ -32,6 +33,7 @@ WHAT: Mapping[str, str] = {
     "context_style": "context style",
     "dcp_backend": "decode-context backend",
     "expert_backend": "expert backend",
+    "model_runner": "model runner",
     "kv_schedule": "KV schedule",
 }
 AT_LEAST: Mapping[str, int] = {
@@ -58,16 +60,24 @@ class Workload:
     the step on one replica; if absent, batch x (context - cached_tokens) in prefill and handoff, batch x (1 +
     num_speculative) in decode: speculation multiplies tokens, it is no parallelism. ``replica_tokens`` gives them for
     each data-parallel replica where they differ; ``padded`` says that all are padded to the largest (CUDA graphs).
-    ``num_micro_batches`` such steps are in flight in a pipeline.
+
+    Micro-batches. A step is ``num_micro_batches`` passes through all layers, one behind the other in a pipeline. A
+    prefill is split: each pass has ceil(tokens / num_micro_batches) tokens of each replica. Decode batches are not:
+    that many batches of ``batch`` requests are in flight, and the step gives each of their requests its next token.
+
+    Experts. ``routing`` is a distribution of their loads with its ``routing_parameter``, explicit with a load for each
+    expert in ``routing_weights``, or matrix with the bytes of a dispatch between the ranks of an expert-parallel group
+    in ``routing_matrix`` (see ``routing.routing_fields``).
 
     Data. ``dtype`` is that of activations, ``kv_dtype`` of the cache; the model's own if absent. ``block_tokens`` is
     the page size of the cache; ``kv_split`` says that K and V lie apart. ``ranks_per_node`` places ranks on nodes in
     order.
 
     Engine. None is the engine's own choice. ``two_batch`` runs two half batches against each other (DBO, TBO);
-    ``virtual_stages`` is chunks of layers per pipeline stage (interleaving); ``redundant_experts`` replicas of hot
-    experts (EPLB); ``quantized_all_reduce`` the format on the wire of TP all-reduces; ``kv_schedule`` when a handoff
-    sends: a whole request, each layer, or each chunk of ``chunk_tokens``.
+    ``virtual_stages`` is chunks of layers per pipeline stage (interleaving); ``layer_partition`` the layers of each
+    stage where they are named; ``model_runner`` is vLLM's (v1, v2); ``redundant_experts`` replicas of hot experts
+    (EPLB); ``quantized_all_reduce`` the format on the wire of TP all-reduces; ``kv_schedule`` when a handoff sends: a
+    whole request, each layer, or each chunk of ``chunk_tokens``.
     """
 
     phase: Phase
@@ -87,6 +97,7 @@ class Workload:
     routing: str = "uniform"
     routing_parameter: float = 0.0
     routing_weights: tuple[float, ...] = ()
+    routing_matrix: tuple[tuple[int, ...], ...] = ()
     seed: int = 0
     sequence_parallel: bool = False
     quantized_all_reduce: str | None = None
@@ -97,6 +108,8 @@ class Workload:
     redundant_experts: int = 0
     two_batch: bool = False
     virtual_stages: int = 1
+    layer_partition: tuple[int, ...] = ()
+    model_runner: str | None = None
     kv_schedule: str | None = None
     chunk_tokens: int = 8192
 
@@ -121,8 +134,12 @@ class Workload:
             )
         if self.cached_tokens >= self.context:
             raise ValueError(f"cached_tokens must be fewer than context: {self.cached_tokens} of {self.context}")
+        if self.phase == "prefill" and self.num_micro_batches > self.num_tokens:
+            raise ValueError(f"more micro-batches than tokens: {self.num_micro_batches} of {self.num_tokens} tokens")
         if any(tokens < 0 for tokens in self.replica_tokens):
             raise ValueError(f"replica_tokens must not be negative: {self.replica_tokens}")
+        if (self.routing == "matrix") != bool(self.routing_matrix):
+            raise ValueError(f"routing_matrix goes with routing matrix, and only with it: {self.routing}")
         for dtype in (self.dtype, self.kv_dtype):
             if dtype is not None and dtype not in KV_FORMATS:
                 dtype_bytes(dtype)
@@ -133,6 +150,19 @@ class Workload:
         if self.phase == "decode":
             return self.batch * (1 + self.num_speculative)
         return self.tokens if self.tokens is not None else self.batch * (self.context - self.cached_tokens)
+
+    def pass_tokens(self, tokens: int) -> int:
+        """Return how many of ``tokens`` of a replica one pass through the layers has: of a prefill, one micro-batch.
+
+        >>> Workload(phase="prefill", tokens=10, num_micro_batches=4).pass_tokens(10)
+        3
+        """
+        return -(-tokens // self.num_micro_batches) if self.phase == "prefill" else tokens
+
+    @property
+    def pass_requests(self) -> int:
+        """Requests of one pass: each gets a token (a chunk of a prompt too, which the engine throws away)."""
+        return self.pass_tokens(self.batch)
 
     def routed(self, shape: ModelShape, *, num_tokens: int, bytes_per_message: int) -> Routed:
         """Return the byte rule of a dispatch in which each rank routes ``num_tokens``."""
@@ -145,4 +175,5 @@ class Workload:
             parameter=self.routing_parameter,
             seed=self.seed,
             weights=self.routing_weights,
+            redundant_experts=self.redundant_experts,
         )
