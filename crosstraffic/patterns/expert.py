@@ -1,62 +1,18 @@
 """Expert parallelism: dispatch and combine, and what engines do where no all-to-all exists."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from crosstraffic.patterns.dispatch import BACKENDS
+from crosstraffic.patterns.expert_legs import exchange_legs, leg_streams, message_bytes
+from crosstraffic.patterns.expert_tensor import etp_calls, etp_streams, partial_sum_streams
 from crosstraffic.patterns.layout import Groups, expert_tp
+from crosstraffic.patterns.matrix import Explicit
+from crosstraffic.patterns.routing import Routed
 from crosstraffic.patterns.setting import Calls, Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
 
 Path = Literal["none", "tensor", "gathered", "all_to_all", "gather_scatter"]
-SCALE_BLOCK = 128
-HEADER_BYTES = 16
-ROUTE_BYTES = 8  # expert index and weight of one (token, expert) pair
-_DEEPEP = "DeepEP @ dd758caf4518 csrc/legacy/config.hpp LowLatencyLayout"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """Bytes of one (token, expert) message there and back, as functions of the hidden size and element bytes."""
-
-    dispatch: Callable[[int, int], int]
-    combine: Callable[[int, int], int]
-    dispatch_formula: str
-    combine_formula: str
-    dispatch_dtype: str | None
-    combine_dtype: str | None
-    source: str
-
-
-BACKENDS: Mapping[str, Messages] = {
-    "deepep_low_latency": Messages(
-        dispatch=lambda hidden, element: HEADER_BYTES + hidden + 4 * hidden // SCALE_BLOCK,
-        combine=lambda hidden, element: 2 * hidden,
-        dispatch_formula="T * k * (16 + H + 4 * H / 128)",
-        combine_formula="T * k * 2 * H",
-        dispatch_dtype="float8_e4m3",
-        combine_dtype="bfloat16",
-        source=_DEEPEP,
-    ),
-    "deepep_low_latency_bf16": Messages(
-        dispatch=lambda hidden, element: HEADER_BYTES + 2 * hidden,
-        combine=lambda hidden, element: 2 * hidden,
-        dispatch_formula="T * k * (16 + 2 * H)",
-        combine_formula="T * k * 2 * H",
-        dispatch_dtype="bfloat16",
-        combine_dtype="bfloat16",
-        source=_DEEPEP,
-    ),
-    "alltoall": Messages(
-        dispatch=lambda hidden, element: hidden * element + 4,
-        combine=lambda hidden, element: hidden * element,
-        dispatch_formula="T * k * (H * b + 4)",
-        combine_formula="T * k * H * b",
-        dispatch_dtype=None,
-        combine_dtype=None,
-        source="Megatron-LM @ d98e8a64ddf3 token_dispatcher.py MoEAlltoAllTokenDispatcher",
-    ),
-}
 
 
 def backend(setting: Setting) -> str:
@@ -83,7 +39,7 @@ def expert_path(setting: Setting) -> Path:
     @ 6ed5780c4fd3 layers/dp_attention.py; Megatron-LM @ d98e8a64ddf3 token_dispatcher.py.
     """
     layout, framework = setting.layout, setting.framework
-    is_exchange = backend(setting) != "allgather_reducescatter"
+    is_exchange = BACKENDS[backend(setting)].unit != "all"
     if not setting.shape.moe_layers:
         return "none"
     if framework == "megatron":
@@ -120,6 +76,17 @@ def is_cut_over_tp(setting: Setting) -> bool:
     return setting.framework == "sglang" or setting.workload.sequence_parallel
 
 
+def source_tokens(setting: Setting, groups: Groups) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens that each rank of each group dispatches; of one group, if all groups are alike."""
+    cut = setting.tp if is_cut_over_tp(setting) else 1
+    shares = [-(-tokens // cut) for tokens in setting.replica_tokens]
+    if len(set(shares)) == 1:
+        return ((shares[0],) * len(groups[0]),)
+    replica = setting.replica_of_rank
+    tokens = tuple(tuple(shares[replica[rank]] for rank in group) for group in groups)
+    return tokens[:1] if len(set(tokens)) == 1 else tokens
+
+
 def exchange_calls(setting: Setting) -> Calls:
     """Return what brings the tokens of one layer to their experts and back, in order."""
     path = expert_path(setting)
@@ -127,76 +94,98 @@ def exchange_calls(setting: Setting) -> Calls:
         return (("ep.all_gather", 1), ("ep.reduce_scatter", 1))
     if path != "all_to_all":
         return ()
-    inside: Calls = (("etp.all_gather", 1), ("etp.reduce_scatter", 1)) if setting.framework == "megatron" else ()
-    return (("ep.dispatch", 1), *inside, ("ep.combine", 1))
-
-
-def expert_control(setting: Setting) -> tuple[Stream, ...]:
-    """Return the exchange of counts before a dispatch."""
-    return ()
+    there: Calls = (("ep.dispatch", 1), ("ep.dispatch_fanout", 1))
+    back: Calls = (("ep.combine_fanin", 1), ("ep.combine", 1))
+    if BACKENDS[backend(setting)].unit != "node":
+        there, back = there[:1], back[1:]
+    return (*there, *etp_calls(setting), *back)
 
 
 def expert_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
-    """Return dispatch and combine, or gather and scatter, and Megatron-Core's exchange inside an expert's TP group."""
-    path, shape = expert_path(setting), setting.shape
-    tokens = -(-setting.local_tokens // (setting.tp if is_cut_over_tp(setting) else 1))
+    """Return dispatch and combine, or gather and scatter, and what cuts experts over ranks adds.
+
+    High-throughput dispatch over nodes is two streams: each token once to each node, to the rank there with the
+    sender's index on its node, and from there to each rank of the node that wants it; combine is the way back.
+
+    Raises:
+        ValueError: an explicit matrix where nothing is dispatched, or one that does not fit; ranks of a group that are
+            not spread evenly over nodes, where the backend needs it.
+    """
+    path = expert_path(setting)
+    if setting.workload.routing_matrix and path != "all_to_all":
+        raise ValueError(
+            f"routing matrix: {setting.framework} dispatches nothing here ({path}), so that no stream has its bytes"
+        )
     if path == "gather_scatter":
-        return _gather_streams(setting, order, tokens)
+        return _gather_streams(setting, order)
     if path != "all_to_all":
-        return ()
-    groups, messages = expert_groups(setting), BACKENDS[backend(setting)]
-    rule = setting.workload.routed(
-        shape, num_tokens=tokens, bytes_per_message=messages.dispatch(shape.hidden, setting.element_bytes)
-    )
-    back = replace(rule, direction="combine", bytes_per_message=messages.combine(shape.hidden, setting.element_bytes))
-    largest = int(back.matrix(len(groups[0]), 0).sum(axis=1).max())
-    streams = [
-        *make_stream(
-            setting,
-            order,
-            name="ep.dispatch",
-            op="all_to_all_v",
-            groups=groups,
-            payload_bytes=tokens * shape.top_k * rule.bytes_per_message,
-            formula=messages.dispatch_formula,
-            source=messages.source,
-            rule=rule,
-            dtype=messages.dispatch_dtype,
-        ),
-        *make_stream(
-            setting,
-            order,
-            name="ep.combine",
-            op="all_to_all_v",
-            groups=groups,
-            payload_bytes=largest,
-            formula=f"{messages.combine_formula}, all that a rank's experts got",
-            source=messages.source,
-            rule=back,
-            dtype=messages.combine_dtype,
-        ),
-    ]
+        return partial_sum_streams(setting, order)
+    groups = setting.calling_groups(order, "ep.dispatch", expert_groups(setting))
+    if setting.workload.routing_matrix:
+        return _matrix_streams(setting, order, groups)
+    chosen, rule = BACKENDS[backend(setting)], _rule(setting, groups)
+    streams: list[Stream] = []
+    for leg in exchange_legs(setting, groups, chosen):
+        streams += leg_streams(setting, order, leg, chosen, rule, len(groups[0]))
     if setting.framework == "megatron":
-        etp = expert_tp(setting.layout, "megatron")
-        for name in ("etp.all_gather", "etp.reduce_scatter"):
-            streams += make_stream(
-                setting,
-                order,
-                name=name,
-                op="all_gather" if name == "etp.all_gather" else "reduce_scatter",
-                groups=setting.groups["etp"],
-                payload_bytes=etp * tokens * shape.top_k * shape.hidden * setting.element_bytes,
-                formula="ETP * R * H * b, R = T * k rows received (uniform routing)",
-                source="Megatron-LM @ d98e8a64ddf3 token_dispatcher.py MoEAlltoAllTokenDispatcher",
-            )
+        streams += etp_streams(setting, order, _most_rows(rule, groups))
     return tuple(streams)
 
 
-def _gather_streams(setting: Setting, order: Order, tokens: int) -> tuple[Stream, ...]:
-    groups, shape = expert_groups(setting), setting.shape
-    everyone = len(groups[0]) * tokens
-    source = "vLLM @ 017e9f4448b7 all2all.py AgRsAll2AllManager"
-    row = shape.hidden * setting.element_bytes
+def _rule(setting: Setting, groups: Groups) -> Routed:
+    """Return the rule of messages per (token, expert), without their bytes."""
+    shape, tokens = setting.shape, source_tokens(setting, groups)
+    rule = setting.workload.routed(shape, num_tokens=max(map(max, tokens)), bytes_per_message=0)
+    if setting.workload.redundant_experts:
+        num_nodes = len({setting.nodes[rank] for rank in groups[0]})
+        rule = replace(
+            rule,
+            num_groups=shape.num_expert_groups,
+            topk_groups=shape.topk_groups,
+            num_nodes=1 if len(groups[0]) % num_nodes else num_nodes,
+        )
+    is_even = len(tokens) == 1 and len(set(tokens[0])) == 1
+    return rule if is_even else replace(rule, source_tokens=tokens)
+
+
+def _most_rows(rule: Routed, groups: Groups) -> int:
+    """Return the most rows that a rank gets in a dispatch; T * k of each in uniform routing."""
+    if rule.distribution == "uniform" and not rule.source_tokens:
+        return rule.num_tokens * rule.top_k
+    seen = range(len(rule.source_tokens) or 1)
+    return max(int(rule.counts(len(groups[index]), index).sum(axis=0).max()) for index in seen)
+
+
+def _matrix_streams(setting: Setting, order: Order, groups: Groups) -> tuple[Stream, ...]:
+    """Return dispatch with the bytes of an explicit matrix, in every group, and combine as its way back."""
+    rows = setting.workload.routing_matrix
+    if any(len(group) != len(rows) for group in groups):
+        raise ValueError(
+            f"routing matrix of {len(rows)} ranks does not fit an expert-parallel group of {len(groups[0])} ranks"
+        )
+    streams: list[Stream] = []
+    for name, matrix in (("ep.dispatch", rows), ("ep.combine", tuple(zip(*rows, strict=True)))):
+        streams += make_stream(
+            setting,
+            order,
+            name=name,
+            op="all_to_all_v",
+            groups=groups,
+            payload_bytes=max(map(sum, matrix)),
+            formula="bytes of the routing matrix" + ("" if name == "ep.dispatch" else ", the way back"),
+            source="crosstraffic @ the matrix given",
+            rule=Explicit(bytes=(matrix,)),
+        )
+    return tuple(streams)
+
+
+def _gather_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
+    groups, chosen = expert_groups(setting), BACKENDS["allgather_reducescatter"]
+    everyone = max(map(sum, source_tokens(setting, groups)))
+    there, back = message_bytes(setting, chosen, chosen.messages)
+    is_even = len(set(setting.replica_tokens)) == 1
+    scales = " + scales" if setting.element_bytes == 1 else ""
+    tokens = "P * T" if is_even else "sum of T over the ranks"
     return (
         *make_stream(
             setting,
@@ -204,9 +193,9 @@ def _gather_streams(setting: Setting, order: Order, tokens: int) -> tuple[Stream
             name="ep.all_gather",
             op="all_gather",
             groups=groups,
-            payload_bytes=everyone * (row + ROUTE_BYTES * shape.top_k),
-            formula="P * T * (H * b + 8 * k)",
-            source=source,
+            payload_bytes=everyone * there,
+            formula=f"{tokens} * (H * b{scales} + 8 * k)",
+            source=chosen.messages.source,
         ),
         *make_stream(
             setting,
@@ -214,8 +203,9 @@ def _gather_streams(setting: Setting, order: Order, tokens: int) -> tuple[Stream
             name="ep.reduce_scatter",
             op="reduce_scatter",
             groups=groups,
-            payload_bytes=everyone * row,
-            formula="P * T * H * b",
-            source=source,
+            payload_bytes=everyone * back,
+            formula=f"{tokens} * H * {'2' if scales else 'b'}",
+            source=chosen.messages.source,
+            dtype="bfloat16" if scales else None,
         ),
     )

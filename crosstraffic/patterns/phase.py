@@ -94,8 +94,12 @@ def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framewo
     if workload.phase == "handoff":
         raise ValueError("a handoff is between two layouts: use handoff(), phases here are prefill and decode")
     setting = make_setting(shape, layout, workload, framework)
+    half, _ = split(setting)
     order = step_order(setting)
-    streams = {stream.name: stream for make in PATTERNS.values() for stream in make(setting, order)}
+    streams = {stream.name: stream for make in PATTERNS.values() for stream in make(half, order)}
+    if half is not setting:
+        whole = [stream for make in PATTERNS.values() for stream in make(setting, order)]
+        streams |= {stream.name: stream for stream in whole if is_whole(stream.name, framework)}
     dense_layer = order.dense_layer if shape.num_moe_layers < shape.num_layers else ()
     chain = (*order.first, *order.receive, *dense_layer, *order.moe_layer, (BOUNDARY, 1), *order.last)
     names = list(dict.fromkeys(name for name, _ in chain if name in streams))
@@ -106,7 +110,16 @@ def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framewo
 def control_streams(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> tuple[Stream, ...]:
     """Return the small messages beside the data of one step: counts, batch sizes, token ids; role ``control``."""
     setting = make_setting(shape, layout, workload, framework)
-    return tuple(stream for make in CONTROL.values() for stream in make(setting))
+    half, _ = split(setting)
+    return tuple(
+        stream for name, make in CONTROL.items() for stream in make(half if name == "ep" else setting)
+    )
+
+
+def notes(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
+    """Say what became of what was asked for, where the streams alone do not tell: two half batches."""
+    meaning = split(make_setting(shape, layout, workload, framework))[1]
+    return {} if meaning is None else {"two_batch": meaning}
 
 
 def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
@@ -151,7 +164,7 @@ def phase_step(
         ValueError: see ``phase_streams``.
     """
     setting = make_setting(shape, layout, workload, framework)
-    order = step_order(setting)
+    order, num_batches = step_order(setting), split(setting)[0].num_batches
     by_name = {stream.name: stream for stream in streams}
 
     def tasks(calls: Calls, stage: int) -> tuple[Task, ...]:
@@ -163,7 +176,8 @@ def phase_step(
             here = tuple(index for index, group in enumerate(stream.groups) if setting.stage_of_rank[group[0]] == stage)
             if here:
                 groups = None if len(here) == len(stream.groups) else here
-                made += [Task(stream=name, payload_bytes=stream.payload_bytes, groups=groups)] * count
+                times = count if is_whole(name, framework) else count * num_batches
+                made += [Task(stream=name, payload_bytes=stream.payload_bytes, groups=groups)] * times
         return tuple(made)
 
     boundary, num_stages = by_name.get(BOUNDARY), len(setting.stages)
