@@ -9,9 +9,11 @@ from crosstraffic.commands.explain import explain
 from crosstraffic.commands.fit import fit
 from crosstraffic.commands.groups import groups
 from crosstraffic.commands.lab import lab
+from crosstraffic.commands.layouts import layouts
 from crosstraffic.commands.predict import predict
 from crosstraffic.commands.report import report
 from crosstraffic.commands.run import run
+from crosstraffic.commands.slurm import slurm
 from crosstraffic.commands.traffic import traffic
 from crosstraffic.commands.validate import validate
 from crosstraffic.errors import CrosstrafficError
@@ -46,8 +48,10 @@ app.command()(predict)
 app.command()(validate)
 app.command()(traffic)
 app.command()(groups)
+app.command()(layouts)
 app.command()(report)
 app.command()(explain)
+app.add_typer(slurm, name="slurm")
 app.add_typer(lab, name="lab")
 
 

@@ -25,7 +25,7 @@ from crosstraffic.patterns.stream import stream_to_dict
 from crosstraffic.results.definitions import definitions_block
 from crosstraffic.results.record import Place, Record
 from crosstraffic.results.run_info import LateRank, PlanInfo, RunInfo, TransportInfo
-from crosstraffic.results.store import RunFolder, read_records, read_run_info
+from crosstraffic.results.store import RunFolder, is_empty, read_records, read_run_info
 
 LATE_SHARE = 0.5  # of the isolated records that could name a late rank
 
@@ -71,7 +71,7 @@ def begin(
         changes = {"status": "running", "why": None, "scenario": asked, "plan": planned, "budget_s": budget_s}
         info = info.model_copy(update=changes)
     else:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or not is_empty(folder)):
             raise UsageError(f"output folder {folder} is not empty; choose another, or add --resume to finish its run")
         info = RunInfo(
             run_id=new_run_id(),

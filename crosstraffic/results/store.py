@@ -39,6 +39,14 @@ def write_atomic(path: Path, content: bytes) -> None:
     scratch.replace(path)
 
 
+OF_A_JOB = ("job.json", "job.sh", "slurm-*.out")  # what a Slurm job lays into its run folder before the run
+
+
+def is_empty(folder: Path) -> bool:
+    """Tell whether a folder holds nothing but what a Slurm job laid there."""
+    return all(any(map(path.match, OF_A_JOB)) for path in folder.iterdir())
+
+
 class RunFolder:
     """A run folder open for writing; use it as a context manager. One writer: rank 0."""
 
@@ -61,7 +69,7 @@ class RunFolder:
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"output must be a folder: {folder} is a file")
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and not is_empty(folder):
             if not (folder / "run.json").is_file():
                 raise UsageError(f"output folder is not empty and holds no run: {folder}; choose another")
             found = read_run_info(folder).run_id

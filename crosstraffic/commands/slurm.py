@@ -1,0 +1,265 @@
+"""``crosstraffic slurm``: measure as a job of Slurm: submit, follow, collect, resume."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from crosstraffic.slurm.job import Job
+    from crosstraffic.slurm.submit import Submitted
+
+slurm = typer.Typer(no_args_is_help=True, help="Measure as a job of Slurm: submit, status, collect, resume.")
+WHERE, HOW = "Where it may run", "Environment of the job"
+
+
+@slurm.command()
+def submit(
+    scenario: Annotated[
+        str | None, typer.Argument(help="A scenario file (.toml) or a built-in one; default: one that fits the ranks.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="Nodes of the job.")] = None,
+    sweep_nodes: Annotated[
+        str | None, typer.Option("--sweep-nodes", help="One job for each number of nodes, one after another: 1,2,4,8.")
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option("--ranks-per-node", help="Default: the GPUs of a node, or 1.")
+    ] = None,
+    transport: Annotated[str, typer.Option("--transport", help="auto, mpi, gloo or nccl.")] = "auto",
+    mpi: Annotated[
+        str | None, typer.Option("--mpi", help="Plug-in of srun; default: what srun offers for mpi, else none.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Run folder, seen by all nodes.")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="Seconds that measuring may take.")] = None,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", rich_help_panel=WHERE)] = 0,
+    cpus_per_rank: Annotated[int | None, typer.Option("--cpus-per-rank", rich_help_panel=WHERE)] = None,
+    exclusive: Annotated[
+        bool, typer.Option("--exclusive/--shared", help="Whole nodes, or shared ones.", rich_help_panel=WHERE)
+    ] = True,
+    time: Annotated[str | None, typer.Option("--time", help="Limit, as 30 or 1:00:00.", rich_help_panel=WHERE)] = None,
+    account: Annotated[str | None, typer.Option("--account", rich_help_panel=WHERE)] = None,
+    partition: Annotated[str | None, typer.Option("--partition", rich_help_panel=WHERE)] = None,
+    reservation: Annotated[str | None, typer.Option("--reservation", rich_help_panel=WHERE)] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", rich_help_panel=WHERE)] = None,
+    nodelist: Annotated[str | None, typer.Option("--nodelist", rich_help_panel=WHERE)] = None,
+    exclude: Annotated[str | None, typer.Option("--exclude", rich_help_panel=WHERE)] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", help="A further option of sbatch, as --sbatch=--mem=0.", rich_help_panel=WHERE),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the job.", rich_help_panel=HOW)] = "crosstraffic",
+    program: Annotated[
+        str, typer.Option("--program", help="The command as nodes call it.", rich_help_panel=HOW)
+    ] = "crosstraffic",
+    module: Annotated[list[str] | None, typer.Option("--module", help="Loaded first.", rich_help_panel=HOW)] = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", help="File that the shell reads first.", rich_help_panel=HOW)
+    ] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE to export.", rich_help_panel=HOW)] = None,
+    container: Annotated[str | None, typer.Option("--container", help="Image, for pyxis.", rich_help_panel=HOW)] = None,
+    mounts: Annotated[
+        str | None, typer.Option("--mounts", help="Its mounts: /a:/b,/c:/c.", rich_help_panel=HOW)
+    ] = None,
+    template: Annotated[
+        Path | None, typer.Option("--template", help="A site's own batch script (Jinja2).", rich_help_panel=HOW)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, submit nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Submit a measurement; print the number of the job and its run folder."""
+    import json
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    from crosstraffic.commands.errors import planning
+    from crosstraffic.slurm import submit as slurm_submit
+    from crosstraffic.slurm.job import TEMPLATE, Job, render
+
+    with planning("slurm submit"):
+        sizes = _sizes(nodes, sweep_nodes)
+        is_file = scenario is not None and Path(scenario).suffix == ".toml"
+        if is_file and not Path(str(scenario)).is_file():
+            raise ValueError(f"scenario: no such file: {scenario!r}")
+        if output is None:
+            stem = Path(scenario).stem if scenario else "default"
+            output = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+        kind = transport if transport != "auto" or not gpus_per_node else "nccl"
+        kind = "mpi" if kind == "auto" else kind
+        plugin = mpi if mpi is not None else "none" if kind != "mpi" else slurm_submit.mpi_plugin()
+        whole = Job(
+            scenario=str(Path(str(scenario)).resolve()) if is_file else scenario,
+            output=str(output.absolute()),
+            num_nodes=sizes[-1],
+            ranks_per_node=ranks_per_node or gpus_per_node or 1,
+            transport=kind,
+            mpi=plugin,
+            program=program,
+            name=name,
+            arguments=() if budget is None else ("--budget", f"{budget:g}"),
+            gpus_per_node=gpus_per_node,
+            cpus_per_rank=cpus_per_rank,
+            exclusive=exclusive,
+            time=time,
+            account=account,
+            partition=partition,
+            reservation=reservation,
+            constraint=constraint,
+            nodelist=nodelist,
+            exclude=exclude,
+            container=container,
+            mounts=mounts,
+            modules=tuple(module or ()),
+            sources=tuple(source or ()),
+            variables=tuple(_variable(text) for text in env or ()),
+            directives=tuple(sbatch or ()),
+        )
+        jobs = [whole]
+        if sweep_nodes is not None:
+            jobs = [replace(whole, num_nodes=size, output=f"{whole.output}/nodes-{size:04d}") for size in sizes]
+        texts = [render(job, template or TEMPLATE) for job in jobs]
+    if dry_run:
+        print("\n".join(texts), end="")
+        return
+    done: list[Submitted] = []
+    for job in jobs:
+        after = done[-1].ids[-1] if done else None
+        done.append(slurm_submit.submit(replace(job, after=after), template))
+        if not as_json:
+            print(f"{done[-1].ids[-1]} {done[-1].folder}")
+    if as_json:
+        print(json.dumps([{"job_id": one.ids[-1], "folder": str(one.folder)} for one in done]))
+
+
+def _sizes(nodes: int | None, sweep: str | None) -> list[int]:
+    if (nodes is None) == (sweep is None):
+        raise ValueError("give --nodes N, or --sweep-nodes 1,2,4")
+    if sweep is None:
+        return [nodes or 0]
+    parts = [part.strip() for part in sweep.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts) or len({*parts}) < len(parts):
+        raise ValueError(f"--sweep-nodes takes different numbers of nodes, as 1,2,4: {sweep!r}")
+    return sorted(map(int, parts))
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--env takes NAME=VALUE: {text!r}")
+    return name, value
+
+
+@slurm.command()
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder, or the folder of a sweep.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what Slurm says of a job, and how much it has measured."""
+    import json
+    from dataclasses import asdict
+
+    from crosstraffic.slurm.follow import job_state, progress
+    from crosstraffic.slurm.submit import find
+
+    rows = []
+    for submitted in find(folder):
+        state, done = job_state(submitted.ids[-1]), progress(submitted)
+        rows.append({
+            "job_id": submitted.ids[-1], "folder": str(submitted.folder), "num_nodes": submitted.job.num_nodes,
+            **asdict(state), "run": asdict(done), "is_complete": done.is_complete,
+        })  # fmt: skip
+        if not as_json:
+            reason = f" ({state.reason})" if state.reason else ""
+            told = f"{done.num_done} of {done.num_points} points" if done.num_points else "nothing measured yet"
+            print(f"{submitted.ids[-1]}  {submitted.job.num_nodes} nodes  {state.state}{reason}  {done.status}: {told}")
+            if done.why:
+                print(f"    {done.why}")
+    if as_json:
+        print(json.dumps(rows))
+
+
+@slurm.command()
+def collect(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder, or the folder of a sweep.")],
+    table: Annotated[
+        Path | None, typer.Option("--table", help="Write the records of all runs as one table: .csv or .parquet.")
+    ] = None,
+) -> None:
+    """Check that every planned point was measured and passed its checks; exit 1 where not."""
+    from crosstraffic.errors import UsageError
+    from crosstraffic.slurm.follow import job_state, progress
+    from crosstraffic.slurm.submit import find
+
+    if table is not None and table.suffix not in (".csv", ".parquet"):
+        raise UsageError(f"--table must end in .csv or .parquet: {str(table)!r}")
+    found, missing = find(folder), 0
+    for submitted in found:
+        done = progress(submitted)
+        if done.is_complete:
+            print(f"complete: {submitted.folder}: {done.num_done} points, all checked")
+            continue
+        missing += 1
+        state = job_state(submitted.ids[-1])
+        told = f"{done.num_done} of {done.num_points} points" if done.num_points else "nothing measured"
+        bad = f", {done.num_bad} with wrong data" if done.num_bad else ""
+        why = f": {done.why}" if done.why else ""
+        print(f"incomplete: {submitted.folder}: {told}{bad}; job {submitted.ids[-1]} is {state.state}{why}")
+    if table is not None:
+        _write_table(found, table)
+    if missing:
+        typer.echo(f"crosstraffic slurm resume {folder} submits what is missing", err=True)
+        raise typer.Exit(1)
+
+
+def _write_table(found: "tuple[Submitted, ...]", table: Path) -> None:
+    import pandas as pd
+
+    from crosstraffic.errors import UsageError
+    from crosstraffic.results.store import load
+
+    frames = [
+        load(one.folder).assign(num_nodes=one.job.num_nodes, folder=str(one.folder))
+        for one in found
+        if (one.folder / "run.json").is_file()
+    ]
+    if not frames:
+        raise UsageError("no run has measured anything yet: there is no table to write")
+    whole = pd.concat(frames, ignore_index=True)
+    try:
+        whole.to_csv(table, index=False) if table.suffix == ".csv" else whole.to_parquet(table)
+    except OSError as error:
+        raise UsageError(f"cannot write {table}: {error.strerror}") from error
+    typer.echo(f"{len(whole)} records of {len(frames)} runs: {table}", err=True)
+
+
+@slurm.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder, or the folder of a sweep.")],
+) -> None:
+    """Submit again what is not complete; only missing points are measured."""
+    from dataclasses import replace
+
+    from crosstraffic.errors import UsageError
+    from crosstraffic.slurm import submit as slurm_submit
+    from crosstraffic.slurm.follow import job_state, progress
+
+    last: int | None = None
+    for submitted in slurm_submit.find(folder):
+        if progress(submitted).is_complete:
+            typer.echo(f"complete: {submitted.folder}", err=True)
+            continue
+        state = job_state(submitted.ids[-1])
+        if not state.is_over:
+            raise UsageError(f"job {submitted.ids[-1]} is {state.state}: it can be resumed once it has ended")
+        job = replace(submitted.job, after=last)
+        if (submitted.folder / "run.json").is_file() and "--resume" not in job.arguments:
+            job = _resuming(job)
+        template = None if submitted.template is None else Path(submitted.template)
+        done = slurm_submit.submit(job, template, earlier=submitted)
+        last = done.ids[-1]
+        print(f"{last} {done.folder}")
+
+
+def _resuming(job: "Job") -> "Job":
+    from dataclasses import replace
+
+    return replace(job, arguments=(*job.arguments, "--resume"))
