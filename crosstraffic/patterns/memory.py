@@ -1,0 +1,350 @@
+"""What a rank of a layout keeps in its memory: weights, KV cache, buffers, each a number with a name and its formula.
+
+Weights and cache are exact but for norms and biases. Buffers of transports are what the engines allocate by default;
+the workspace is an estimate. The CUDA context, channels of NCCL and CUDA graphs are not counted: they are what a
+utilization below 1 is for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from crosstraffic.patterns.dispatch import low_latency_buffer_bytes, low_latency_width
+from crosstraffic.patterns.expert import backend, expert_path, is_cut_over_tp
+from crosstraffic.patterns.kv_cache import (
+    cached_entries,
+    check_kv_dtype,
+    conv_bytes,
+    index_bytes,
+    index_entries,
+    state_bytes,
+    token_bytes,
+)
+from crosstraffic.patterns.layout import Layout, expert_tp
+from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_bytes
+from crosstraffic.patterns.setting import Setting
+from crosstraffic.patterns.tensor import vocab_shard
+from crosstraffic.patterns.weight_format import weight_format
+from crosstraffic.patterns.weights import RankParameters, rank_parameters
+
+MIB = 2**20
+LINEAR = ("attention", "dense", "shared", "experts")  # router, embeddings and output layer are never quantised
+FLOAT_BYTES = 4  # logits are sampled in float32
+DEEPEP_BYTES = 1024 * MIB  # VLLM_DEEPEP_BUFFER_SIZE_MB
+SYMMETRIC_BYTES: Mapping[int, int] = {2: 64 * MIB, 4: 32 * MIB, 6: 64 * MIB, 8: 64 * MIB}  # sm90
+CUSTOM_BYTES: Mapping[int, int] = {2: 8 * MIB, 4: 8 * MIB, 6: MIB // 2, 8: MIB // 4}  # sm90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One thing in the memory of a rank."""
+
+    name: str
+    num_bytes: int
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The memory of the fullest rank of a layout.
+
+    ``request_bytes`` is the KV cache there of one request of ``context`` tokens, ``num_requests`` how many its replica
+    has, ``limit_bytes`` what may be used. ``buffers`` is all that is neither weights nor cache.
+    """
+
+    weights: Part
+    buffers: tuple[Part, ...]
+    request_bytes: int
+    num_requests: int
+    context: int
+    limit_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """KV cache of all requests of the replica."""
+        return self.request_bytes * self.num_requests
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All that is neither weights nor cache."""
+        return sum(part.num_bytes for part in self.buffers)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it, with the cache of all requests."""
+        return self.weights.num_bytes + self.buffer_bytes + self.kv_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left of the limit with all requests; below 0: what is missing."""
+        return self.limit_bytes - self.total_bytes
+
+    @property
+    def kv_capacity_bytes(self) -> int:
+        """What is left for the cache beside weights and buffers; below 0: these alone do not fit."""
+        return self.limit_bytes - self.weights.num_bytes - self.buffer_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """What weights, buffers and the cache of one request take beyond the limit; 0 if they fit."""
+        return max(0, self.request_bytes - self.kv_capacity_bytes)
+
+    @property
+    def max_requests(self) -> int:
+        """Requests of ``context`` tokens whose cache a replica can hold at once."""
+        return max(0, self.kv_capacity_bytes) // self.request_bytes
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of such requests whose cache a replica can hold at once."""
+        return max(0, self.kv_capacity_bytes) * self.context // self.request_bytes
+
+
+def stored_bits(dtype: str) -> Fraction:
+    """Return the bits of a stored weight with its share of the scales.
+
+    >>> stored_bits("fp4"), stored_bits("bf16")
+    (Fraction(9, 2), Fraction(16, 1))
+
+    Raises:
+        ValueError: unknown format.
+    """
+    form = weight_format(dtype)
+    return form.bits + Fraction(8 * form.scale_bytes, form.block_rows * form.block_columns)
+
+
+def formats(shape: ModelShape, weight_dtype: str | None, dtype: str) -> Mapping[str, str]:
+    """Return the format of each kind of linear layer: as asked, else as the checkpoint has it, else ``dtype``.
+
+    MXFP4 of a model with experts is that of the experts alone.
+
+    Raises:
+        ValueError: unknown format.
+
+    Source: config.json of gpt-oss (modules_to_not_convert), of DeepSeek-V4 (expert_dtype).
+    """
+    chosen = weight_dtype or shape.weight_dtype or dtype
+    found = dict.fromkeys(LINEAR, chosen)
+    if shape.moe_layers and weight_format(chosen) == weight_format("mxfp4"):
+        found = {**dict.fromkeys(LINEAR, dtype), "experts": chosen}
+    if weight_dtype is None and shape.expert_dtype is not None:
+        found["experts"] = shape.expert_dtype
+    return found
+
+
+def stored_bytes(parameters: RankParameters, kinds: Mapping[str, str], dtype: str) -> int:
+    """Return bytes of a rank's weights: linear layers in their formats, all else in ``dtype``; scales spread evenly."""
+    counts: Mapping[str, int] = {kind: getattr(parameters, kind) for kind in kinds}
+    bits = sum((counts[kind] * stored_bits(name) for kind, name in kinds.items()), start=Fraction(0))
+    return -(-bits // 8) + (parameters.total - sum(counts.values())) * dtype_bytes(dtype)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(
+    shape: ModelShape, layout: Layout, framework: str, redundant: int, chosen: str | None
+) -> RankParameters:
+    return rank_parameters(shape, layout, framework, redundant, expert_backend=chosen)
+
+
+@lru_cache(maxsize=1024)
+def _stage_request_bytes(
+    shape: ModelShape,
+    layers: tuple[int, ...],
+    *,
+    kv_dtype: str,
+    num_tokens: int,
+    block_tokens: int,
+    tp: int,
+    shards: int,
+) -> int:
+    """Return the cache of one request on one rank: its KV heads, its share of the tokens in whole pages, its state."""
+    heads, total = shape.kv_heads_stored, 0
+    has_index = kv_dtype in KV_FORMATS and not shape.compress_ratios
+
+    def paged(entries: int) -> int:
+        return -(-entries // (shards * block_tokens)) * block_tokens
+
+    for layer in layers:
+        entry = token_bytes(shape, layer, kv_dtype) * max(1, heads // tp) // heads
+        total += paged(cached_entries(shape, layer, num_tokens)) * entry
+        if not has_index:
+            total += paged(index_entries(shape, layer, num_tokens)) * index_bytes(shape, layer)
+        total += -(-(state_bytes(shape, layer) + conv_bytes(shape, layer)) // tp)
+    return total
+
+
+def rank_request_bytes(setting: Setting) -> int:
+    """Return bytes of the cache of one request on the rank that holds most of it.
+
+    A rank has max(1, KV heads / TP) heads (one copy of a head on several ranks where TP is larger, the whole latent
+    of MLA on all of them), the layers of its stage, and 1 / dcp of the tokens. Context parallelism of a prompt cuts
+    the cache where ranks keep their own tokens (Megatron-Core, TensorRT-LLM); vLLM and SGLang gather all of it on
+    each rank.
+
+    Source: vLLM @ 017e9f4448b7 v1/worker/block_table.py (TOTAL_CP_WORLD_SIZE); SGLang @ 6ed5780c4fd3
+    srt/layers/cp/zigzag.py gather_kv_cache.
+    """
+    workload, layout = setting.workload, setting.layout
+    keeps_own = setting.framework in ("megatron", "tensorrt_llm")
+    kv_dtype = workload.kv_dtype or setting.dtype
+    check_kv_dtype(setting.shape, kv_dtype)
+    return max(
+        _stage_request_bytes(
+            setting.shape,
+            tuple(layers),
+            kv_dtype=kv_dtype,
+            num_tokens=workload.context,
+            block_tokens=workload.block_tokens,
+            tp=setting.tp,
+            shards=layout.dcp * (layout.cp if keeps_own else 1),
+        )
+        for layers in setting.stages
+    )
+
+
+def _all_reduce_buffers(setting: Setting) -> tuple[Part, ...]:
+    tp, nodes = setting.tp, setting.nodes
+    if tp == 1 or any(len({nodes[rank] for rank in group}) > 1 for group in setting.tensor_groups):
+        return ()
+    if setting.framework == "vllm" and tp in SYMMETRIC_BYTES:
+        return (
+            Part(
+                name="all_reduce",
+                num_bytes=SYMMETRIC_BYTES[tp] + CUSTOM_BYTES[tp] + 16 * MIB + 8 * MIB,
+                formula="symmetric memory of TP ranks (sm90) + custom all-reduce: bound + 16 MiB + 8 MiB",
+                source="vLLM @ 017e9f4448b7 device_communicators/all_reduce_utils.py, custom_all_reduce.py",
+            ),
+        )
+    if setting.framework == "sglang" and tp == setting.layout.tp and tp in (2, 4, 6, 8):
+        return (
+            Part(
+                name="all_reduce",
+                num_bytes=24 * MIB,
+                formula="custom all-reduce: 3 * 8 MiB",
+                source="SGLang @ 6ed5780c4fd3 device_communicators/custom_all_reduce.py",
+            ),
+        )
+    return ()
+
+
+def _expert_buffers(setting: Setting) -> tuple[Part, ...]:
+    """Return what the dispatcher in use allocates, if tokens are dispatched at all."""
+    if expert_path(setting) != "all_to_all":
+        return ()
+    shape, chosen = setting.shape, backend(setting)
+    parts: list[Part] = []
+    if chosen.startswith("deepep_low_latency"):
+        parts.append(
+            Part(
+                name="deepep_low_latency",
+                num_bytes=low_latency_buffer_bytes(
+                    shape.num_experts + setting.workload.redundant_experts,
+                    _dispatched_tokens(setting),
+                    low_latency_width(shape.expert_row),
+                ),
+                formula="2 * (E * T * max(message) received + the same sent + 4 * E), T tokens of a rank",
+                source="DeepEP @ dd758caf4518 csrc/legacy/config.hpp LowLatencyLayout",
+            )
+        )
+    if chosen.startswith("deepep") and setting.framework == "vllm":
+        nodes = {setting.nodes[rank] for rank in setting.groups["ep"][0]}
+        both = chosen.startswith("deepep_high_throughput") and len(nodes) > 1
+        parts.append(
+            Part(
+                name="deepep",
+                num_bytes=DEEPEP_BYTES * (2 if both else 1),
+                formula="1024 MiB for NVLink" + (" + 1024 MiB for RDMA" if both else ""),
+                source="vLLM @ 017e9f4448b7 device_communicators/all2all.py, VLLM_DEEPEP_BUFFER_SIZE_MB",
+            )
+        )
+    return tuple(parts)
+
+
+def _dispatched_tokens(setting: Setting) -> int:
+    return -(-setting.local_tokens // (setting.tp if is_cut_over_tp(setting) else 1))
+
+
+def _expert_rows(setting: Setting) -> int:
+    """Return rows that the experts of one rank compute in one step, tokens routed evenly."""
+    path, layout, shape = expert_path(setting), setting.layout, setting.shape
+    tokens = _dispatched_tokens(setting)
+    num_ranks = len(setting.groups["ep"][0])
+    if path == "all_to_all":
+        if backend(setting).startswith("deepep_low_latency"):
+            return shape.num_experts * tokens  # [experts of the rank, T * ranks]: padded for the grouped GEMM
+        return tokens * shape.top_k
+    everyone = tokens * num_ranks if path == "gather_scatter" else setting.local_tokens
+    if path == "gathered":
+        everyone *= layout.dp * layout.cp
+    return -(-everyone * shape.top_k // layout.ep)
+
+
+def _workspace(setting: Setting) -> Part:
+    """Estimate activations: the residual stream twice, and the widest of attention, dense MLP and experts."""
+    shape, tokens, tp = setting.shape, setting.local_tokens, setting.tp
+    heads, mla = shape.num_heads // tp, shape.mla
+    if mla is not None:
+        query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        width = (mla.q_lora_rank or 0) + mla.latent_dim + heads * (query + mla.v_head_dim)
+    else:
+        width = (2 * heads + 2 * max(1, shape.num_kv_heads // tp)) * shape.head_dim
+    if shape.num_moe_layers < shape.num_layers:
+        width = max(width, -(-3 * shape.intermediate // tp))
+    elements = tokens * width
+    if shape.moe_layers:
+        inner = -(-3 * shape.moe_intermediate // expert_tp(setting.layout, setting.framework))
+        elements = max(elements, _expert_rows(setting) * (2 * shape.expert_row + inner))
+    return Part(
+        name="workspace",
+        num_bytes=(2 * tokens * shape.hidden * shape.residual_streams + elements) * setting.element_bytes,
+        formula="(2 * T * H + max(T * attention, T * 3 * I / TP, R * (2 * H + 3 * I_moe / ETP))) * b, R: experts' rows",
+        source="estimate: inputs and outputs of one layer's widest matrix products",
+    )
+
+
+def _logits(setting: Setting) -> Part:
+    workload = setting.workload
+    sampled = workload.num_tokens if workload.phase == "decode" else workload.pass_requests
+    width = vocab_shard(setting.shape.vocab, setting.tp) * setting.tp
+    return Part(
+        name="logits",
+        num_bytes=sampled * width * (setting.element_bytes + FLOAT_BYTES),
+        formula="T_s * V * (b + 4): gathered on each TP rank, and once more in float32",
+        source="vLLM @ 017e9f4448b7 layers/logits_processor.py, v1/sample/sampler.py",
+    )
+
+
+def rank_memory(setting: Setting, *, num_requests: int, limit_bytes: int, weight_dtype: str | None = None) -> Memory:
+    """Return what the fullest rank keeps: the most weights that any rank has, the most cache, and its buffers.
+
+    ``num_requests`` is how many the replica has, in however many passes; ``weight_dtype`` a format of
+    ``weight_format``, that of the model's checkpoint if absent.
+
+    Raises:
+        ValueError: unknown format of weights, or a dtype of the cache that does not fit the model.
+    """
+    shape, layout, framework = setting.shape, setting.layout, setting.framework
+    parameters = _parameters(
+        shape,
+        replace(layout, replicas=1, dcp=1),
+        framework,
+        setting.workload.redundant_experts,
+        backend(setting) if expert_path(setting) == "all_to_all" else None,
+    )
+    kinds = formats(shape, weight_dtype, setting.dtype)
+    weights = Part(
+        name="weights",
+        num_bytes=stored_bytes(parameters, kinds, setting.dtype),
+        formula="parameters of the fullest rank * bits / 8, scales included; norms and biases left out",
+        source="linear layers: " + ", ".join(sorted(set(kinds.values()))) + f"; all else: {setting.dtype}",
+    )
+    return Memory(
+        weights=weights,
+        buffers=(_workspace(setting), _logits(setting), *_all_reduce_buffers(setting), *_expert_buffers(setting)),
+        request_bytes=rank_request_bytes(setting),
+        num_requests=num_requests,
+        context=setting.workload.context,
+        limit_bytes=limit_bytes,
+    )
