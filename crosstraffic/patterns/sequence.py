@@ -70,6 +70,8 @@ def sequence_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     """Return what sequence parallelism makes of the all-reduces: gather and scatter of the same bytes, same group.
 
     A ring all-reduce is a scatter and a gather, so a layer has four calls for two and the same bytes on the wire.
+    vLLM's pass leaves the last all-reduce of a pipeline stage, which no norm follows, as it is; here it is counted as
+    the scatter at the end of that stage and the gather at the start of the next one.
     """
     groups, size, is_vllm = setting.tensor_groups, setting.hidden_bytes, setting.framework == "vllm"
     formula = "T * H * b, T padded to a multiple of TP"

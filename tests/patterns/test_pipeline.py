@@ -100,6 +100,27 @@ def test_n7_bytes_over_a_boundary(model, layout, framework, work, payload, gathe
         assert streams["pp.all_gather"].payload_bytes * tensors == sent
 
 
+@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+def test_n7_deepseek_v4_pro(framework):
+    streams = streams_of("DeepSeek-V4-Pro", Layout(pp=2), framework, phase="prefill", tokens=8192)
+    assert streams["pp.activation"].payload_bytes == 469_762_048
+
+
+def test_later_boundaries_of_kimi_k3_carry_more_blocks():
+    layout, state = Layout(tp=8, pp=4), 64 * 7168 * 2
+    shape, workload = load_model("Kimi-K3"), Workload(phase="decode", batch=64)
+    streams = {stream.name: stream for stream in phase_streams(shape, layout, workload, "vllm")}
+    matrix = streams["pp.activation"].matrix()
+    # Stages begin at layers 23, 46 and 70, with 2, 4 and 6 blocks of 12 layers begun before them.
+    assert [int(matrix[stage, stage + 1]) for stage in range(3)] == [state * width // 8 for width in (3, 5, 7)]
+    assert int(matrix.sum()) == state * 15 // 8
+    assert streams["pp.activation"].payload_bytes == state * 7 // 8
+    assert (streams["pp.all_gather"].payload_bytes, streams["pp.all_gather"].calls_per_step) == (state, 1)
+    assert streams["pp.residual_gather"].payload_bytes == 6 * state
+    step = phase_step(shape, layout, workload, "vllm", tuple(streams.values()))
+    assert [task.edge for task in step.tasks(0) if task.edge] == [(0, 1), (1, 2), (2, 3)]
+
+
 def test_vllms_scattered_residual_is_gathered_before_the_first_layer():
     streams = streams_of("Llama-3.1-8B", Layout(tp=4, pp=2), phase="prefill", tokens=64, sequence_parallel=True)
     assert streams["pp.residual_gather"].payload_bytes == 64 * 4096 * 2
