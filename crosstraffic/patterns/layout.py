@@ -56,8 +56,8 @@ class Layout:
                 raise ValueError(f"{field.name} must be at most {MAX_RANKS} (2**20 ranks): {value}")
 
     def __str__(self) -> str:
-        degrees = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return ",".join(f"{name}={value}" for name, value in degrees if value not in (1, None)) or "tp=1"
+        degrees = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return ",".join(f"{name}={value}" for name, value, default in degrees if value != default) or "tp=1"
 
 
 def parse_layout(text: str, *, world: int | None = None, framework: str = "vllm") -> Layout:

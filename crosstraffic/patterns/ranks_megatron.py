@@ -63,9 +63,9 @@ def grids(layout: "Layout", order: str | None) -> Mapping[str, RankGrid]:
     Raises:
         ValueError: a wrong order.
     """
-    sizes = _sizes(layout)
-    ordered_names({name: max(own[name] for own in sizes.values()) for name in sizes["dense"]}, order or MEGATRON_ORDER)
-    return {name: order_grid(own, order or MEGATRON_ORDER) for name, own in sizes.items()}
+    sizes, said = _sizes(layout), MEGATRON_ORDER if order is None else order
+    ordered_names({name: max(own[name] for own in sizes.values()) for name in sizes["dense"]}, said)
+    return {name: order_grid(own, said) for name, own in sizes.items()}
 
 
 def _rules(layout: "Layout", order: str | None) -> Rules:
@@ -76,7 +76,7 @@ def _rules(layout: "Layout", order: str | None) -> Rules:
     own = grids(layout, order)
     dense, expert = own["dense"], own["expert"]
     dp, edp = (grid.shape[grid.names.index("dp")] for grid in (dense, expert))
-    said = (order or MEGATRON_ORDER).lower()
+    said = (MEGATRON_ORDER if order is None else order).lower()
     same_dp = (
         "When not using pp-last rank ordering, the data parallel size of the attention and moe layers must be the same"
     )

@@ -1,183 +1,41 @@
-"""Process groups against what the engines' own code lists."""
+"""Layouts: how they are read, how many ranks they take, and what holds for the groups of every engine."""
 
-import itertools
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstraffic.patterns.layout import FRAMEWORKS, Layout, parse_layout, process_groups, world_size
-from crosstraffic.patterns.model import load_model
-from crosstraffic.patterns.placement import check_model, stage_layers
-
-PAIRS_8 = [[0, 1], [2, 3], [4, 5], [6, 7]]
-PAIRS_16 = [[rank, rank + 1] for rank in range(0, 16, 2)]
-FOURS_16 = [[rank, rank + 1, rank + 2, rank + 3] for rank in range(0, 16, 4)]
-
-ORACLES = [
-    pytest.param(
-        "vllm",
-        Layout(dp=2, pp=2, tp=2, dcp=2),
-        {
-            "tp": PAIRS_8,
-            "dcp": PAIRS_8,
-            "pp": [[0, 2], [1, 3], [4, 6], [5, 7]],
-            "dp": [[0, 4], [2, 6], [1, 5], [3, 7]],
-            "ep": [[0, 1, 4, 5], [2, 3, 6, 7]],
-        },
-        id="V1",
-    ),
-    pytest.param(
-        "vllm",
-        Layout(dp=2, pp=2, tp=4, dcp=2),
-        {
-            "dcp": PAIRS_16,
-            "pp": [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]],
-            "dp": [[0, 8], [4, 12], [1, 9], [5, 13], [2, 10], [6, 14], [3, 11], [7, 15]],
-            "ep": [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]],
-        },
-        id="V2",
-    ),
-    pytest.param(
-        "vllm",
-        Layout(dp=4, tp=4, ep=16),
-        {"dp": [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]], "ep": [list(range(16))]},
-        id="V3",
-    ),
-    pytest.param(
-        "vllm",
-        Layout(cp=2, tp=4, dcp=8),
-        {"dcp": [[0, 4, 1, 5, 2, 6, 3, 7]], "cp": [[0, 4], [1, 5], [2, 6], [3, 7]], "ep": [list(range(8))]},
-        id="V4",
-    ),
-    pytest.param("vllm", Layout(tp=2, pp=4), {"tp": PAIRS_8, "pp": [[0, 2, 4, 6], [1, 3, 5, 7]]}, id="V6"),
-    pytest.param(
-        "megatron",
-        Layout(tp=2, cp=2, pp=2, dp=2, ep=4, etp=1),
-        {
-            "tp": PAIRS_16,
-            "cp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
-            "dp": [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]],
-            "dp-cp": [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]],
-            "tp-cp": FOURS_16,
-            "pp": [[rank, rank + 8] for rank in range(8)],
-            "ep": FOURS_16,
-            "edp": [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]],
-        },
-        id="M1",
-    ),
-    pytest.param(
-        "megatron",
-        Layout(tp=4, pp=2, dp=2, ep=4, etp=2),
-        {
-            "tp": FOURS_16,
-            "dp": [[0, 4], [1, 5], [2, 6], [3, 7], [8, 12], [9, 13], [10, 14], [11, 15]],
-            "pp": [[rank, rank + 8] for rank in range(8)],
-            "etp": PAIRS_16,
-            "ep": [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]],
-            "etp-ep": [list(range(8)), list(range(8, 16))],
-            "edp": [[rank] for rank in range(16)],
-        },
-        id="M2",
-    ),
-    pytest.param(
-        "megatron",
-        Layout(tp=2, dp=4, ep=8, etp=1),
-        {"dp": [[0, 2, 4, 6], [1, 3, 5, 7]], "ep": [list(range(8))], "edp": [[rank] for rank in range(8)]},
-        id="M3",
-    ),
-    pytest.param(
-        "megatron",
-        Layout(tp=2, pp=4, dp=2),
-        {
-            "dp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
-            "pp": [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]],
-        },
-        id="M5",
-    ),
-    pytest.param(
-        "sglang",
-        Layout(tp=8, dp=4, ep=4),
-        {"attn_tp": PAIRS_8, "ep": [[0, 2, 4, 6], [1, 3, 5, 7]], "etp": PAIRS_8, "tp": [list(range(8))]},
-        id="S2",
-    ),
-    pytest.param(
-        "sglang",
-        Layout(tp=8, cp=2, moe_dp=2, ep=4),
-        {
-            "cp": [[0, 4], [1, 5], [2, 6], [3, 7]],
-            "moe_dp": [[0, 4], [1, 5], [2, 6], [3, 7]],
-            "ep": [[0, 1, 2, 3], [4, 5, 6, 7]],
-            "tp": [list(range(8))],
-        },
-        id="S3",
-    ),
-    pytest.param(
-        "tensorrt_llm",
-        Layout(tp=8, etp=2, ep=4),
-        {"etp": [[0, 4], [1, 5], [2, 6], [3, 7]], "ep": [[0, 1, 2, 3], [4, 5, 6, 7]]},
-        id="T1",
-    ),
-    pytest.param(
-        "tensorrt_llm",
-        Layout(tp=2, cp=2, pp=2),
-        {
-            "tp": PAIRS_8,
-            "cp": [[0, 2], [1, 3], [4, 6], [5, 7]],
-            "pp": [[0, 4], [1, 5], [2, 6], [3, 7]],
-        },
-        id="T2",
-    ),
-]
-
-
-@pytest.mark.parametrize(("framework", "layout", "expected"), ORACLES)
-def test_groups_are_those_of_the_engine(framework, layout, expected):
-    found = process_groups(layout, framework)
-    assert {name: [list(group) for group in found[name]] for name in expected} == expected
-
-
-def reference_grid(sizes: dict[str, int], order: list[str], wanted: set[str]) -> list[list[int]]:
-    """Enumerate by hand: strides from the order, leftmost fastest, in groups and among groups."""
-    strides, stride = {}, 1
-    for name in order:
-        strides[name], stride = stride, stride * sizes[name]
-
-    def offsets(names: list[str]) -> list[int]:
-        spans = [range(sizes[name]) for name in reversed(names)]
-        return [
-            sum(place * strides[name] for place, name in zip(places, reversed(names), strict=True))
-            for places in itertools.product(*spans)
-        ]
-
-    inside, outside = [name for name in order if name in wanted], [name for name in order if name not in wanted]
-    return [[base + offset for offset in offsets(inside)] for base in offsets(outside)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    sizes=st.fixed_dictionaries({name: st.sampled_from([1, 2, 3, 5]) for name in ("tp", "cp", "dp", "pp")}),
-    order=st.permutations(["tp", "cp", "ep", "dp", "pp"]),
+from crosstraffic.patterns.layout import (
+    FRAMEWORKS,
+    MAX_RANKS,
+    Layout,
+    check_layout,
+    parse_layout,
+    process_groups,
+    world_size,
 )
-def test_megatron_groups_follow_any_order(sizes, order):
-    layout = Layout(**sizes, etp=sizes["tp"] * sizes["cp"])
-    if order[-1] != "pp" and sizes["cp"] > 1:
-        return
-    found = process_groups(layout, "megatron", order="-".join(order))
-    sizes = {**sizes, "ep": 1}
-    for name in ("tp", "cp", "dp", "pp", "dp-cp", "tp-cp"):
-        assert [list(group) for group in found[name]] == reference_grid(sizes, order, set(name.split("-")))
+
+SIZES = {
+    "tp": [1, 2, 3, 4, 6],
+    "cp": [1, 2, 3],
+    "pp": [1, 2, 5],
+    "dp": [1, 2, 3],
+    "ep": [1, 2, 6],
+    "replicas": [1, 2],
+}
 
 
 @pytest.mark.parametrize("framework", list(FRAMEWORKS))
-@settings(max_examples=40, deadline=None)
-@given(degrees=st.fixed_dictionaries({name: st.sampled_from([1, 2, 3, 4, 5]) for name in ("tp", "cp", "pp", "dp")}))
+@settings(max_examples=60, deadline=None)
+@given(degrees=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in SIZES.items()}))
 def test_every_kind_of_group_partitions_the_ranks(framework, degrees):
     layout = Layout(**degrees)
     try:
         found = process_groups(layout, framework)
     except ValueError:
+        with pytest.raises(ValueError, match=FRAMEWORKS[framework].title):
+            check_layout(layout, framework)
         return
     for groups in found.values():
         assert sorted(rank for group in groups for rank in group) == list(range(world_size(layout, framework)))
@@ -185,69 +43,44 @@ def test_every_kind_of_group_partitions_the_ranks(framework, degrees):
 
 
 @pytest.mark.parametrize(
-    ("framework", "layout", "message"),
+    ("framework", "layout"),
     [
-        pytest.param("vllm", Layout(tp=3, dcp=2), "tp_size=3 must be divisible by dcp_size=2", id="vllm dcp"),
-        pytest.param("vllm", Layout(tp=4, cp=2, dcp=4), "prefill context parallelism allows", id="vllm pcp dcp"),
-        pytest.param("vllm", Layout(cp=2, dp=2), "does not support data parallelism yet", id="vllm pcp dp"),
-        pytest.param("vllm", Layout(cp=2, pp=2), "does not support pipeline", id="vllm pcp pp"),
-        pytest.param("vllm", Layout(tp=8, dp=2, ep=8), "dp x cp x tp = 16", id="vllm ep"),
-        pytest.param("megatron", Layout(tp=2, dp=3, ep=4), "is not divisible by expert_tensor", id="megatron ep"),
-        pytest.param("sglang", Layout(tp=8, dp=3), r"dp_size \* attn_cp_size", id="sglang dp"),
-        pytest.param("sglang", Layout(tp=8, ep=4, moe_dp=4), "less than or equal to tp_size", id="sglang moe_dp"),
-        pytest.param("sglang", Layout(tp=8, ep=2, moe_dp=2, cp=2), "must be equal to tp_size", id="sglang ep moe_dp"),
-        pytest.param("tensorrt_llm", Layout(tp=8, ep=4, etp=4), "moe_tp_size", id="trt moe"),
-        pytest.param("tensorrt_llm", Layout(tp=8, cp=2, ep=8), "CP does not support MoE", id="trt cp ep"),
-        pytest.param("elsewhere", Layout(), "unknown framework: 'elsewhere'; allowed: vllm", id="framework"),
+        ("vllm", Layout(tp=2, pp=3, dp=2)),
+        ("megatron", Layout(tp=2, cp=3, dp=2, ep=4)),
+        ("sglang", Layout(tp=6, dp=3, ep=2, pp=2)),
+        ("tensorrt_llm", Layout(tp=6, ep=3, pp=2)),
     ],
 )
-def test_what_an_engine_refuses_is_refused_with_its_rule(framework, layout, message):
-    with pytest.raises(ValueError, match=message):
-        process_groups(layout, framework)
+def test_replicas_are_the_same_world_again(framework, layout):
+    one = process_groups(layout, framework)
+    three = process_groups(replace(layout, replicas=3), framework)
+    size = world_size(layout, framework)
+    for name, groups in one.items():
+        assert three[name] == tuple(
+            tuple(rank + size * replica for rank in group) for replica in range(3) for group in groups
+        )
+
+
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
+def test_asking_twice_gives_what_may_be_changed(framework):
+    layout = Layout(tp=4)
+    found = process_groups(layout, framework)
+    found.clear()
+    assert process_groups(layout, framework)["tp"] == ((0, 1, 2, 3),)
 
 
 @pytest.mark.parametrize(
-    ("order", "message"),
-    [
-        pytest.param("tp-dp", r"the size of \(pp\) is \(2\)", id="missing"),
-        pytest.param("tp-xx-pp", "order must name", id="unknown"),
-        pytest.param("tp-tp-dp-pp", "order must name", id="twice"),
-    ],
+    "text", ["tp", "tp=0", "tp=-2", "tp=x", "tp=2,tp=4", "foo=2", "", "tp=2,,dp=2", "tp=²", "tp=00"]
 )
-def test_megatron_order_must_name_what_is_used(order, message):
-    with pytest.raises(ValueError, match=message):
-        process_groups(Layout(tp=2, dp=2, pp=2), "megatron", order=order)
-
-
-def test_megatron_grids_must_agree_on_the_pipeline():
-    layout = Layout(tp=2, dp=4, pp=2, ep=4, etp=1)
-    with pytest.raises(ValueError, match="data parallel size of the attention and moe layers must be the same"):
-        process_groups(layout, "megatron", order="tp-cp-ep-pp-dp")
-
-
-@pytest.mark.parametrize(
-    ("model", "layout", "framework", "message"),
-    [
-        pytest.param("Llama-3.1-8B", Layout(tp=3), "vllm", "attention heads", id="heads"),
-        pytest.param("Qwen3-8B", Layout(tp=16, dcp=4), "vllm", "exceeds", id="gqa dcp"),
-        pytest.param("Llama-3.1-8B", Layout(tp=8, dcp=2), "vllm", "GQA/MQA", id="gqa dcp tp"),
-        pytest.param("Llama-3.1-8B", Layout(cp=2), "vllm", "MLA models only", id="pcp needs mla"),
-        pytest.param("Llama-3.1-8B", Layout(dp=2, ep=2), "vllm", "greater than 0 when expert", id="dense ep"),
-        pytest.param("Llama-3.1-8B", Layout(pp=33), "vllm", "pipeline stages", id="stages"),
-        pytest.param("DeepSeek-V3", Layout(pp=2), "megatron", "divisible by the pipeline", id="megatron stages"),
-        pytest.param("DeepSeek-V3", Layout(dp=512, ep=512), "vllm", "larger than the number of experts", id="experts"),
-        pytest.param("Qwen3-30B-A3B", Layout(dp=3, ep=3), "megatron", "must be divisible by expert", id="uneven"),
-    ],
-)
-def test_layouts_that_cannot_run_a_model(model, layout, framework, message):
-    with pytest.raises(ValueError, match=message):
-        check_model(load_model(model), layout, framework)
-
-
-@pytest.mark.parametrize("text", ["tp", "tp=0", "tp=-2", "tp=x", "tp=2,tp=4", "foo=2", "", "tp=2,,dp=2", "tp=²"])
 def test_degrees_that_are_none(text):
     with pytest.raises(ValueError, match=r"degree|whole number|twice"):
         parse_layout(text)
+
+
+@pytest.mark.parametrize("degree", [0, -1, True, 2.0, "2", None])
+def test_degrees_of_a_wrong_kind(degree):
+    with pytest.raises(ValueError, match="tp must be a whole number from 1"):
+        Layout(tp=degree)
 
 
 @pytest.mark.parametrize("text", ["tp=3", "tp=8,dp=4", "tp=32"])
@@ -256,22 +89,83 @@ def test_degrees_must_multiply_to_the_world(text):
         parse_layout(text, world=16)
 
 
-def test_layout_reads_back_from_its_text():
-    layout = Layout(tp=8, dp=2, ep=16)
-    assert str(layout) == "tp=8,dp=2,ep=16"
+@pytest.mark.parametrize(
+    ("text", "world", "framework", "message"),
+    [
+        pytest.param("tp=3", 16, "megatron", r"world_size \(16\) is not divisible by", id="megatron divisible"),
+        pytest.param("tp=2,cp=2,dp=2", 16, "megatron", r"times 4 \(tp 2 x pp 1 x cp 2\)", id="megatron dp"),
+        pytest.param(
+            "tp=4,pp=2",
+            16,
+            "sglang",
+            r"world_size \(16\) is not equal to tensor_model_parallel_size \(4\) x pipeline_model_parallel_size \(2\)",
+            id="sglang",
+        ),
+        pytest.param(
+            "tp=4,cp=2",
+            16,
+            "tensorrt_llm",
+            r"world_size must equal to tp_size \* pp_size \* cp_size, but got 16 != 4 \* 1 \* 2",
+            id="tensorrt_llm",
+        ),
+        pytest.param("tp=4,dp=2,replicas=3", 16, "vllm", "is 24 ranks in vllm", id="replicas count"),
+    ],
+)
+def test_worlds_that_do_not_fit_are_refused_in_the_engine_s_words(text, world, framework, message):
+    with pytest.raises(ValueError, match=message):
+        parse_layout(text, world=world, framework=framework)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.builds(
+        Layout,
+        **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "dcp", "moe_dp", "moe_cluster", "replicas"), st.integers(1, 9)),
+        etp=st.none() | st.integers(1, 3),
+    )
+)
+def test_layout_reads_back_from_its_text(layout):
     assert parse_layout(str(layout)) == layout
+
+
+def test_layout_is_written_without_what_goes_without_saying():
+    assert str(Layout(tp=8, dp=2, ep=16)) == "tp=8,dp=2,ep=16"
+    assert str(Layout(tp=8, moe_cluster=2, replicas=3)) == "tp=8,moe_cluster=2,replicas=3"
+    assert str(Layout(tp=4, etp=1)) == "tp=4,etp=1"
+    assert str(Layout()) == "tp=1"
+
+
+def test_dp_fills_the_world():
     assert parse_layout("tp=4", world=16).dp == 4
+    assert parse_layout("tp=4,replicas=2", world=16).dp == 2
+    assert parse_layout("tp=4,dp=4", world=16) == Layout(tp=4, dp=4)
 
 
-@pytest.mark.parametrize("framework", ["vllm", "sglang", "tensorrt_llm"])
-@pytest.mark.parametrize(("num_layers", "pp"), [(61, 2), (61, 4), (7, 7), (80, 3), (5, 3)])
-def test_stages_hold_each_layer_once(framework, num_layers, pp):
-    stages = stage_layers(num_layers, Layout(pp=pp), framework)
-    assert [layer for stage in stages for layer in stage] == list(range(num_layers))
-    sizes = np.array([len(stage) for stage in stages])
-    assert sizes.max() - sizes.min() <= 1
+@pytest.mark.parametrize(
+    "text",
+    ["tp=100000000000000", "tp=1048577", "pp=1048576,tp=1048576", "tp=2000,pp=2000,cp=8", "tp=" + "9" * 5000],
+    ids=lambda text: text[:30],
+)
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
+def test_more_ranks_than_any_machine_has_are_refused(text, framework):
+    with pytest.raises(ValueError, match=f"at most {MAX_RANKS}") as caught:
+        process_groups(parse_layout(text), framework)
+    assert len(str(caught.value)) < 200
 
 
-def test_groups_of_a_large_world():
-    found = process_groups(Layout(tp=8, pp=16, dp=1024, ep=64, etp=1), "megatron")
-    assert sum(map(len, found["ep"])) == 131_072
+def test_a_world_of_more_ranks_than_any_machine_has_is_refused():
+    with pytest.raises(ValueError, match="world must be a whole number from 1 to 1048576"):
+        parse_layout("tp=8", world=10**14)
+
+
+@pytest.mark.parametrize("framework", list(FRAMEWORKS))
+def test_groups_of_131072_ranks(framework):
+    layout = Layout(tp=8192, pp=16) if framework in ("sglang", "tensorrt_llm") else Layout(tp=8, pp=16, dp=1024)
+    found = process_groups(layout, framework)
+    assert {sum(map(len, groups)) for groups in found.values()} == {131_072}
+    assert found["pp"][0][1] - found["pp"][0][0] in (8, 8192)
+
+
+def test_ranks_of_all_kinds_are_the_same_integers():
+    found = process_groups(Layout(tp=8, dp=1024))
+    assert found["tp"][1000][0] is found["ep"][0][8000]
