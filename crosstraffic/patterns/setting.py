@@ -169,6 +169,11 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
         raise ValueError("Cannot use sequence parallelism without tensor parallelism: tp=1")
     if workload.sequence_parallel and framework in ("sglang", "tensorrt_llm"):
         raise ValueError(f"sequence parallelism is described for megatron and vllm only: {framework}")
+    if framework == "vllm" and layout.cp > 1 and workload.num_speculative:
+        raise ValueError(
+            "MRV2 PCP does not support speculative decoding yet: "
+            f"cp={layout.cp}, num_speculative={workload.num_speculative}"
+        )
     chunks = model_chunks(
         shape.num_layers,
         layout,
