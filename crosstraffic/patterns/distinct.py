@@ -17,7 +17,8 @@ import numpy.typing as npt
 from crosstraffic.patterns.loads import Floats, experts_per_rank
 
 MAX_ROUNDS = 20
-TINY = 1e-8
+ROUGH = 1e-11  # of loads: good enough
+TINY = 1e-15
 CERTAIN = 1e-9  # how far from 0 or 1 the probability of an expert may come
 
 
@@ -80,14 +81,15 @@ def expert_odds(shares: Floats, top_k: int) -> Floats:
     if free.any() and np.ptp(wanted[free]) > CERTAIN:
         num_points = top_k + 41 + top_k % 2  # of the circle; odd, so that no factor vanishes on it
         point = np.exp(2j * np.pi * np.arange(num_points) / num_points)
+        miss = 1.0
         for _ in range(MAX_ROUNDS):
             factor = 1 + chance[:, None] * (point - 1)
             whole = factor.prod(axis=0)
             all_k = (whole * point**-top_k).mean().real
-            found = np.clip(
-                chance * (whole / factor @ point ** (1 - top_k)).real / num_points / all_k, 1e-15, 1 - 1e-15
-            )
-            if np.abs(found - wanted)[free].max() < 1e-11:
+            others = (whole * point ** (1 - top_k) / factor).mean(axis=1).real  # chance that the others are k - 1
+            found = np.clip(chance * others / all_k, TINY, 1 - TINY)
+            miss, last = float(np.abs(found - wanted)[free].max()), miss
+            if miss < ROUGH or miss > 0.9 * last:
                 break
             logit = np.log(chance[free] / (1 - chance[free])) + np.log(wanted[free] / (1 - wanted[free]))
             chance[free] = 1 / (1 + np.exp(np.log(found[free] / (1 - found[free])) - logit))

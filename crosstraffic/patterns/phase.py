@@ -12,12 +12,12 @@ from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import ModelShape, layer_runs
 from crosstraffic.patterns.pipeline import pipeline_streams, receive_calls, sample_calls
 from crosstraffic.patterns.pipeline_control import pipeline_control
-from crosstraffic.patterns.sequence import sequence_streams
+from crosstraffic.patterns.sequence import sequence_note, sequence_streams
 from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, make_setting
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.tensor import tensor_streams
-from crosstraffic.patterns.two_batch import is_whole, split
+from crosstraffic.patterns.two_batch import split, whole_streams
 from crosstraffic.patterns.workload import Workload
 
 PATTERNS: Mapping[str, Callable[[Setting, Order], tuple[Stream, ...]]] = {
@@ -98,8 +98,8 @@ def phase_streams(shape: ModelShape, layout: Layout, workload: Workload, framewo
     order = step_order(setting)
     streams = {stream.name: stream for make in PATTERNS.values() for stream in make(half, order)}
     if half is not setting:
-        whole = [stream for make in PATTERNS.values() for stream in make(setting, order)]
-        streams |= {stream.name: stream for stream in whole if is_whole(stream.name, framework)}
+        unsplit, whole = whole_streams(order, framework), [make(setting, order) for make in PATTERNS.values()]
+        streams |= {stream.name: stream for made in whole for stream in made if stream.name in unsplit}
     dense_layer = order.dense_layer if shape.num_moe_layers < shape.num_layers else ()
     chain = (*order.first, *order.receive, *dense_layer, *order.moe_layer, (BOUNDARY, 1), *order.last)
     names = list(dict.fromkeys(name for name, _ in chain if name in streams))
@@ -111,15 +111,14 @@ def control_streams(shape: ModelShape, layout: Layout, workload: Workload, frame
     """Return the small messages beside the data of one step: counts, batch sizes, token ids; role ``control``."""
     setting = make_setting(shape, layout, workload, framework)
     half, _ = split(setting)
-    return tuple(
-        stream for name, make in CONTROL.items() for stream in make(half if name == "ep" else setting)
-    )
+    return tuple(stream for name, make in CONTROL.items() for stream in make(half if name == "ep" else setting))
 
 
 def notes(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
-    """Say what became of what was asked for, where the streams alone do not tell: two half batches."""
-    meaning = split(make_setting(shape, layout, workload, framework))[1]
-    return {} if meaning is None else {"two_batch": meaning}
+    """Say what became of what was asked for, where the streams alone do not tell: half batches, vLLM's threshold."""
+    setting = make_setting(shape, layout, workload, framework)
+    found = {"two_batch": split(setting)[1], "sequence_parallel": sequence_note(setting)}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
@@ -165,6 +164,7 @@ def phase_step(
     """
     setting = make_setting(shape, layout, workload, framework)
     order, num_batches = step_order(setting), split(setting)[0].num_batches
+    whole = whole_streams(order, framework)
     by_name = {stream.name: stream for stream in streams}
 
     def tasks(calls: Calls, stage: int) -> tuple[Task, ...]:
@@ -176,7 +176,7 @@ def phase_step(
             here = tuple(index for index, group in enumerate(stream.groups) if setting.stage_of_rank[group[0]] == stage)
             if here:
                 groups = None if len(here) == len(stream.groups) else here
-                times = count if is_whole(name, framework) else count * num_batches
+                times = count if name in whole else count * num_batches
                 made += [Task(stream=name, payload_bytes=stream.payload_bytes, groups=groups)] * times
         return tuple(made)
 

@@ -121,6 +121,22 @@ class Routed:
             return round_rows(np.outer(sent.reshape(-1, members)[:, place], chances))
         return round_rows(np.outer(sent.reshape(-1, members).sum(axis=0), chances.reshape(-1, members)[place]))
 
+    def expert_loads(self, num_ranks: int) -> Floats:
+        """Return the share of all messages of each expert, ``[num_experts]``, in an expert-parallel group.
+
+        Raises:
+            ValueError: one_hot, which knows ranks only.
+        """
+        return expert_shares(
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            num_tokens=sum(self._tokens(num_ranks, 0)),
+            distribution=self.distribution,
+            parameter=self.parameter,
+            seed=self.seed,
+            weights=self.weights,
+        )
+
     def _tokens(self, num_ranks: int, index: int) -> tuple[int, ...]:
         if not self.source_tokens:
             return (self.num_tokens,) * num_ranks

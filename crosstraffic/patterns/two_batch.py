@@ -4,21 +4,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from crosstraffic.patterns.expert import backend, expert_path
-from crosstraffic.patterns.setting import BOUNDARY, Setting, held_tokens, step_tokens
+from crosstraffic.patterns.setting import BOUNDARY, Order, Setting, held_tokens, step_tokens
 
 DECODE_TOKENS = 32  # vLLM: dbo_decode_token_threshold
 PREFILL_TOKENS = 512  # vLLM: dbo_prefill_token_threshold
-# Streams outside of what is split: the whole batch's, once.
-WHOLE = frozenset({"tp.logits", BOUNDARY, "pp.all_gather"})
 _VLLM_BACKENDS = ("deepep_low_latency", "deepep_high_throughput")
 
 
-def is_whole(name: str, framework: str) -> bool:
-    """Tell whether a stream belongs to the whole batch: what comes before and after the layers that are split.
+def whole_streams(order: Order, framework: str) -> frozenset[str]:
+    """Return the streams of the whole batch: what comes before and after what is split.
 
-    vLLM splits the forward pass of a stage, SGLang its layers.
+    vLLM splits the forward pass of a stage, the embedding included; SGLang its layers.
     """
-    return name in WHOLE or name.startswith("pp.") or (framework == "sglang" and name == "tp.embedding")
+    outside = {name for name, _ in (*order.receive, *order.last)} | {BOUNDARY}
+    if framework == "sglang":
+        return frozenset(outside | {name for name, _ in order.first})
+    return frozenset(outside - {"sp.output"})
 
 
 def split(setting: Setting) -> tuple[Setting, str | None]:
