@@ -1,0 +1,161 @@
+"""submit, status, collect and resume against programs that stand in for Slurm's and note what they were given."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from crosstraffic.cli import app
+from crosstraffic.errors import EnvironmentRefused, UsageError
+from crosstraffic.slurm.follow import Progress, job_state
+from crosstraffic.slurm.submit import find, mpi_plugin
+
+PROGRAMS = {
+    "sbatch": 'cat > "$0.in"; printf "%s\\n" "$@" > "$0.words"; n=$(cat "$0.n" 2>/dev/null || echo 40); n=$((n + 1)); '
+    'echo $n > "$0.n"; echo "$n;cluster"',
+    "srun": 'echo "MPI plugin types are..."; echo none; echo pmi2; echo pmix',
+    "sacct": 'echo "slurm accounting storage is disabled" >&2; exit 1',
+    "scontrol": 'echo "JobId=$3 JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0"',
+}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in PROGRAMS.items():
+        write(folder, name, text)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def call(*words: object):
+    return CliRunner().invoke(app, ["slurm", *map(str, words)], catch_exceptions=False)
+
+
+def test_submit_hands_over_what_dry_run_prints(programs, tmp_path):
+    words = ("submit", "collectives", "--nodes", 2, "--ranks-per-node", 4, "--output", tmp_path / "run")
+    printed = call(*words, "--dry-run").stdout
+    assert not (tmp_path / "run").exists()
+    assert call(*words).stdout.split() == ["41", str(tmp_path / "run")]
+    assert (programs / "sbatch.in").read_text() == printed == (tmp_path / "run" / "job.sh").read_text()
+    assert (programs / "sbatch.words").read_text().split() == ["--parsable"]
+    (submitted,) = find(tmp_path / "run")
+    assert (submitted.ids, submitted.job.num_ranks, submitted.job.transport) == ((41,), 8, "mpi")
+
+
+def test_a_sweep_is_one_job_for_each_size_after_the_one_before(programs, tmp_path):
+    said = call("submit", "--sweep-nodes", "4,1,2", "--transport", "gloo", "--output", tmp_path / "sweep", "--json")
+    jobs = json.loads(said.stdout)
+    assert [job["job_id"] for job in jobs] == [41, 42, 43]
+    found = find(tmp_path / "sweep")
+    assert [(one.job.num_nodes, one.job.after) for one in found] == [(1, None), (2, 41), (4, 42)]
+    assert "--dependency=afterany:42" in (programs / "sbatch.in").read_text()
+
+
+def test_status_and_collect_tell_what_is_not_there_yet(programs, tmp_path):
+    call("submit", "--nodes", 1, "--output", tmp_path / "run")
+    assert "PENDING (Resources)  not started: nothing measured yet" in call("status", tmp_path / "run").stdout
+    (row,) = json.loads(call("status", tmp_path / "run", "--json").stdout)
+    assert (row["job_id"], row["state"], row["is_complete"]) == (41, "PENDING", False)
+    said = call("collect", tmp_path / "run")
+    assert said.exit_code == 1
+    assert said.stdout.startswith("incomplete: ")
+    with pytest.raises(UsageError, match="job 41 is PENDING: it can be resumed once it has ended"):
+        call("resume", tmp_path / "run")
+
+
+def test_resume_submits_the_same_job_again(programs, tmp_path):
+    call("submit", "--nodes", 3, "--transport", "gloo", "--budget", 20, "--output", tmp_path / "run")
+    write(programs, "scontrol", 'echo "JobId=$3 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15"')
+    assert call("resume", tmp_path / "run").stdout.split() == ["42", str(tmp_path / "run")]
+    assert "--resume" not in (programs / "sbatch.in").read_text()  # nothing was measured: there is no run to resume
+    (submitted,) = find(tmp_path / "run")
+    assert submitted.ids == (41, 42)
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert call("resume", tmp_path / "run").exit_code == 0
+    assert "--budget 20 --resume" in (programs / "sbatch.in").read_text()
+
+
+def test_accounting_is_asked_first_and_a_forgotten_job_is_unknown(programs):
+    write(programs, "sacct", 'echo "CANCELLED by 0|None|0:15"')
+    assert job_state(41).state == "CANCELLED"
+    assert job_state(41).is_over
+    write(programs, "sacct", "exit 1")
+    write(programs, "scontrol", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    assert (job_state(41).state, job_state(41).is_over) == ("UNKNOWN", True)
+
+
+@pytest.mark.parametrize(
+    ("progress", "is_complete"),
+    [
+        (("complete", 30, 30, 0), True),
+        (("complete", 29, 30, 0), False),
+        (("complete", 30, 30, 1), False),
+        (("running", 30, 30, 0), False),
+        (("interrupted", 30, 30, 0), False),
+    ],
+)
+def test_success_is_complete_records_that_passed_their_checks(progress, is_complete):
+    status, done, points, bad = progress
+    found = Progress(status=status, why=None, num_done=done, num_points=points, num_bad=bad, num_torn=0)
+    assert found.is_complete is is_complete
+
+
+def test_the_plug_in_is_what_the_mpi_here_speaks(programs, monkeypatch):
+    monkeypatch.setattr("crosstraffic.slurm.submit.is_installed", lambda name: name == "mpich")
+    assert mpi_plugin() == "pmi2"
+    monkeypatch.setattr("crosstraffic.slurm.submit.is_installed", lambda name: False)
+    assert mpi_plugin() == "pmix"
+    write(programs, "srun", "echo none; echo cray_shasta")
+    with pytest.raises(EnvironmentRefused, match="no MPI plug-in of pmix, pmi2"):
+        mpi_plugin()
+
+
+def test_what_slurm_refuses_is_told_and_leaves_no_folder(programs, tmp_path):
+    write(programs, "sbatch", 'echo "sbatch: error: invalid partition specified: x" >&2; exit 1')
+    with pytest.raises(EnvironmentRefused, match="sbatch refused the job: sbatch: error: invalid partition"):
+        call("submit", "--nodes", 1, "--partition", "x", "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentRefused, match="sbatch is not here"):
+        call("submit", "--nodes", 1, "--transport", "gloo", "--output", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give --nodes N, or --sweep-nodes"),
+        (("--nodes", 1, "--sweep-nodes", "1,2"), "give --nodes N, or --sweep-nodes"),
+        (("--sweep-nodes", "1,1"), "different numbers of nodes"),
+        (("--sweep-nodes", "1,x"), "different numbers of nodes"),
+        (("--nodes", 0), "num_nodes must be a whole number from 1: 0"),
+        (("--nodes", 1, "--env", "A"), "--env takes NAME=VALUE: 'A'"),
+        (("--nodes", 1, "--time", "1h"), "a time as Slurm writes it"),
+        (("--nodes", 1, "--account", "x; reboot"), "account must be"),
+        (("--nodes", 1, "--sbatch=--wrap=reboot",), "--wrap has its own"),
+        (("missing.toml", "--nodes", 1), "no such file: 'missing.toml'"),
+        (("--nodes", 1, "--template", "missing.j2"), "template missing.j2"),
+    ],
+)  # fmt: skip
+def test_bad_use_is_refused_before_anything_is_submitted(words, message, programs, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        call("submit", *words, "--output", tmp_path / "run")
+    assert not (programs / "sbatch.n").exists()
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(programs, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        call("submit", "--nodes", 1, "--output", tmp_path)
+    with pytest.raises(UsageError, match=r"holds no job\.json"):
+        call("status", tmp_path)
