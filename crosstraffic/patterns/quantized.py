@@ -140,8 +140,9 @@ def _formula(framework: str, wanted: str) -> str:
         return "T * H * b, QuickReduce in full precision"
     found = FORMATS[framework][wanted]
     if framework == "vllm":
-        return f"T * H * ({found.bits} / 8 + {found.scale_bits} / 8 / {found.group}), QuickReduce in {wanted}"
-    return f"T * H * {WARP_BYTES} / {WARP_ELEMENTS}, LOWPRECISION in fp8; on GPUs with peer access and no NVLink"
+        share = f"{found.bits} / 16 + {found.scale_bits} / (16 * {found.group})"
+        return f"T * H * b * ({share}), QuickReduce in {wanted}"
+    return f"T * H * b / 2 * {WARP_BYTES} / {WARP_ELEMENTS}, LOWPRECISION in fp8; on GPUs with peer access and no NVLink"
 
 
 def _too_small(
