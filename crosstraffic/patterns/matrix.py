@@ -65,11 +65,21 @@ class Explicit:
             if any(cell < 0 for row in matrix for cell in row):
                 raise ValueError("a byte matrix must not hold negative bytes")
 
+    @property
+    def by_group(self) -> bool:
+        """Whether each group has a matrix of its own."""
+        return len(self.bytes) > 1
+
     def matrix(self, num_ranks: int, group_index: int) -> Matrix:
         rows = self.bytes[group_index if len(self.bytes) > 1 else 0]
         if len(rows) != num_ranks:
             raise ValueError(f"a byte matrix of {len(rows)} ranks does not fit a group of {num_ranks}")
         return np.array(rows, dtype=np.int64).reshape(num_ranks, num_ranks)
+
+
+def groups_differ(rule: ByteRule) -> bool:
+    """Tell whether groups of the same size may have different matrices: a rule says so by ``by_group``."""
+    return bool(getattr(rule, "by_group", False))
 
 
 def round_rows(exact: npt.NDArray[np.float64]) -> Matrix:

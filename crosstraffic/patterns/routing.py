@@ -95,6 +95,15 @@ class Routed:
                 f"explicit: {self.num_experts} weights are needed, none negative: {len(self.weights)} given"
             )
 
+    @property
+    def by_group(self) -> bool:
+        """Whether groups of the same size may have different matrices."""
+        return (
+            len(self.source_tokens) > 1
+            or self.copies == "fanout"
+            or (self.copies == "node" and bool(self.source_tokens))
+        )
+
     def counts(self, num_ranks: int, group_index: int = 0) -> Matrix:
         """Return messages per call ``[source][destination]`` of dispatch, in a group of ``num_ranks``.
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from crosstraffic.patterns.matrix import Chain, Explicit, Matrix, Ring
+from crosstraffic.patterns.matrix import Chain, Matrix, Ring, groups_differ
 from crosstraffic.patterns.stream import MATRIX_OPS, OPS, Stream
 
 
@@ -91,7 +91,7 @@ def ring_bytes(op: str, num_ranks: int, payload_bytes: int) -> int:
 
 def wire_bytes_per_rank(stream: Stream) -> int:
     """Return the most bytes that one rank sends to others in one call, over all groups."""
-    if isinstance(stream.rule, Explicit) and len(stream.rule.bytes) > 1:
+    if stream.rule is not None and groups_differ(stream.rule):
         return max(largest_send(stream, index) for index in range(len(stream.groups)))
     index_of = {len(group): index for index, group in enumerate(stream.groups)}
     return max(largest_send(stream, index) for index in index_of.values())

@@ -7,7 +7,7 @@ from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.phase import phase_step, phase_streams
 from crosstraffic.patterns.stream import stream_from_dict, stream_to_dict
-from crosstraffic.patterns.wire import traffic
+from crosstraffic.patterns.wire import traffic, wire_bytes_per_rank
 from crosstraffic.patterns.workload import Workload
 
 HIGH_THROUGHPUT = "deepep_high_throughput"
@@ -329,3 +329,29 @@ def test_a_latent_row_goes_to_experts():
     assert shape.expert_row < shape.hidden
     streams = streams_of("Kimi-K3", Layout(dp=16, ep=16), phase="decode", batch=16, expert_backend="alltoall")
     assert streams["ep.combine"].rule.bytes_per_message == 2 * shape.expert_row
+
+
+def test_the_largest_sender_may_be_in_any_group():
+    streams = streams_of(
+        "Qwen3-30B-A3B",
+        Layout(dp=16, ep=16),
+        phase="prefill",
+        tokens=64,
+        expert_backend=HIGH_THROUGHPUT,
+        routing="one_hot",
+        routing_parameter=1,
+    )
+    fanout = streams["ep.dispatch_fanout"]
+    assert wire_bytes_per_rank(fanout) == 2 * 64 * fanout.rule.bytes_per_message
+    uneven = streams_of("Qwen3-30B-A3B", Layout(dp=4, ep=2), "megatron", phase="decode", replica_tokens=(9, 9, 1, 1))
+    sent = [int(uneven["ep.dispatch"].matrix(index).sum(axis=1).max()) for index in range(2)]
+    assert sent[0] == 9 * sent[1] == uneven["ep.dispatch"].payload_bytes
+    assert wire_bytes_per_rank(uneven["ep.dispatch"]) == sent[0] // 2
+
+
+def test_replicas_of_sglang_lie_inside_the_tensor_ranks():
+    streams = streams_of(
+        "Qwen3-30B-A3B", Layout(tp=8, dp=4, ep=8), "sglang", phase="decode", replica_tokens=(2, 4, 0, 7)
+    )
+    rows = streams["ep.dispatch"].matrix().sum(axis=1) // streams["ep.dispatch"].rule.bytes_per_message // 8
+    assert rows.tolist() == [1, 1, 2, 2, 0, 0, 4, 4]  # an idle replica sends nothing
