@@ -21,7 +21,8 @@ from crosstraffic.patterns.replicas import placement
 Direction = Literal["dispatch", "combine"]
 Copies = Literal["expert", "rank", "node", "fanout"]
 DISTRIBUTIONS: tuple[str, ...] = (*LOADS, "one_hot", "explicit")
-FORMS = "uniform, power_law:A, lognormal:S, k_hot:N, one_hot:RANK, counts:FILE or matrix:FILE"
+FORMS = "uniform, power_law:A, lognormal:S, k_hot:N, one_hot:RANK"
+FILE_FORMS = "counts:FILE, counts:FILE#LAYER, matrix:FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,10 @@ class Routed:
             seed=self.seed,
             weights=self.weights,
         )
+
+    def rank_loads(self, num_ranks: int) -> Matrix:
+        """Return (token, expert) pairs that each rank of an expert-parallel group works on, ``[num_ranks]``."""
+        return np.asarray(replace(self, copies="expert", ep_ranks=None).counts(num_ranks).sum(axis=0))
 
     def _tokens(self, num_ranks: int, index: int) -> tuple[int, ...]:
         if not self.source_tokens:
@@ -270,6 +275,8 @@ def routing_fields(text: str) -> Mapping[str, Any]:
     """
     name, _, value = text.partition(":")
     if name not in ("counts", "matrix"):
+        if name not in DISTRIBUTIONS or name == "explicit":
+            raise ValueError(f"unknown routing: {text!r}; allowed: {FORMS}, {FILE_FORMS}")
         distribution, parameter = parse_routing(text)
         return {"routing": distribution, "routing_parameter": parameter}
     if not value:

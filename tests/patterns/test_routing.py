@@ -293,7 +293,7 @@ def test_routing_fields_of_files(tmp_path):
         ("matrix:", "routing matrix takes a file: 'matrix:'"),
         ("counts", "routing counts takes a file"),
         ("counts:file#x", "the layer must be a whole number from 0: 'x'"),
-        ("zipf:1", "unknown routing: 'zipf:1'; allowed: uniform, .*counts:FILE or matrix:FILE"),
+        ("zipf:1", "unknown routing: 'zipf:1'; allowed: uniform, .*counts:FILE, counts:FILE#LAYER, matrix:FILE"),
         ("matrix:/does/not/exist", "cannot be read"),
     ],
 )
@@ -309,3 +309,10 @@ def test_loads_of_experts_add_up_to_those_of_ranks():
     assert imbalance(loads).max_over_mean > imbalance(loads.reshape(8, 32).sum(axis=1)).max_over_mean
     with pytest.raises(ValueError, match="no expert shares for distribution: 'one_hot'"):
         routed(distribution="one_hot", parameter=1).expert_loads(8)
+
+
+def test_load_of_ranks_does_not_depend_on_what_is_sent_once():
+    rule = routed(num_tokens=64, distribution="lognormal", parameter=1.0)
+    across = replace(rule, copies="node", ep_ranks=8, num_nodes=2)
+    assert across.rank_loads(8).tolist() == rule.rank_loads(8).tolist() == rule.counts(8).sum(axis=0).tolist()
+    assert rule.rank_loads(8).sum() == 8 * 64 * 8
