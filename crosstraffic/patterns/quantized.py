@@ -142,7 +142,7 @@ def _formula(framework: str, wanted: str) -> str:
     if framework == "vllm":
         share = f"{found.bits} / 16 + {found.scale_bits} / (16 * {found.group})"
         return f"T * H * b * ({share}), QuickReduce in {wanted}"
-    return f"T * H * b / 2 * {WARP_BYTES} / {WARP_ELEMENTS}, LOWPRECISION in fp8; on GPUs with peer access and no NVLink"
+    return f"T * H * b / 2 * {WARP_BYTES} / {WARP_ELEMENTS}, LOWPRECISION in fp8, for GPUs without NVLink"
 
 
 def _too_small(

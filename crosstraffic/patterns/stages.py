@@ -45,6 +45,8 @@ def model_chunks(
     first ones; Megatron-Core refuses it. ``partition`` names the layers of each stage (VLLM_PP_LAYER_PARTITION,
     SGLANG_PP_LAYER_PARTITION, TensorRT-LLM's pp_partition).
 
+    Several chunks a stage are Megatron-Core's interleaved schedule of forward passes; its inference engine has one.
+
     >>> [len(chunk) for chunk in model_chunks(61, Layout(pp=4), "vllm")]
     [15, 15, 16, 15]
     >>> model_chunks(8, Layout(pp=2), "megatron", virtual_stages=2)
