@@ -5,6 +5,7 @@ import sys
 import typer
 
 from crosstraffic.commands import errors
+from crosstraffic.commands.coupling import coupling
 from crosstraffic.commands.explain import explain
 from crosstraffic.commands.fit import fit
 from crosstraffic.commands.groups import groups
@@ -48,6 +49,7 @@ app.command()(predict)
 app.command()(validate)
 app.command()(traffic)
 app.command()(groups)
+app.command()(coupling)
 app.command()(layouts)
 app.command()(report)
 app.command()(explain)
