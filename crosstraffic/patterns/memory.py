@@ -126,8 +126,8 @@ def formats(shape: ModelShape, weight_dtype: str | None, dtype: str) -> Mapping[
     Source: config.json of gpt-oss (modules_to_not_convert), of DeepSeek-V4 (expert_dtype).
     """
     chosen = weight_dtype or shape.weight_dtype or dtype
-    found = dict.fromkeys(LINEAR, chosen)
-    if shape.moe_layers and weight_format(chosen) == weight_format("mxfp4"):
+    found, is_mxfp4 = dict.fromkeys(LINEAR, chosen), weight_format(chosen) == weight_format("mxfp4")
+    if shape.moe_layers and is_mxfp4:
         found = {**dict.fromkeys(LINEAR, dtype), "experts": chosen}
     if weight_dtype is None and shape.expert_dtype is not None:
         found["experts"] = shape.expert_dtype
