@@ -1,19 +1,14 @@
 """``crosstraffic traffic``: what a model in a layout puts on the wire in one step."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from crosstraffic.patterns.handoff import Handoff
     from crosstraffic.patterns.layout import Layout
     from crosstraffic.patterns.model import ModelShape
-    from crosstraffic.patterns.stream import Stream
     from crosstraffic.patterns.workload import Workload
-
-SCHEMA_VERSION = 1
 
 
 WORK, DATA, ENGINE, HANDOFF = "Work", "Data and placement", "Choices of the engine", "Handoff"
@@ -70,7 +65,7 @@ def traffic(
     ] = None,
     kv_dtype: Annotated[
         str | None,
-        typer.Option("--kv-dtype", help="KV cache; default as the activations.", rich_help_panel=DATA),
+        typer.Option("--kv-dtype", help="KV cache; default the model's.", rich_help_panel=DATA),
     ] = None,
     block_tokens: Annotated[
         int, typer.Option("--block-tokens", help="Tokens of a page of the KV cache.", rich_help_panel=DATA)
@@ -135,6 +130,14 @@ def traffic(
             "--virtual-stages", help="Chunks of layers per pipeline stage (interleaving).", rich_help_panel=ENGINE
         ),
     ] = 1,
+    layer_partition: Annotated[
+        str | None,
+        typer.Option("--layer-partition", help="Layers of each stage, as 20,20,21.", rich_help_panel=ENGINE),
+    ] = None,
+    model_runner: Annotated[
+        str | None,
+        typer.Option("--model-runner", help="vLLM's: v1 or v2 (token ids to the first stage).", rich_help_panel=ENGINE),
+    ] = None,
     decode_layout: Annotated[
         str | None,
         typer.Option(
@@ -157,17 +160,23 @@ def traffic(
 
     from crosstraffic.commands.engine import plan_with, say_chosen
     from crosstraffic.commands.errors import planning
+    from crosstraffic.commands.traffic_data import (
+        algorithms,
+        degrees,
+        handoff_data,
+        routing_data,
+        traffic_data,
+    )
     from crosstraffic.commands.traffic_table import print_traffic
     from crosstraffic.patterns.layout import check_framework, parse_layout
     from crosstraffic.patterns.model import load_model
-    from crosstraffic.patterns.phase import control_streams, left_out, phase_streams
-    from crosstraffic.patterns.routing import parse_routing
+    from crosstraffic.patterns.phase import control_streams, left_out, notes, phase_streams
+    from crosstraffic.patterns.routing import routing_fields
     from crosstraffic.patterns.workload import Workload
 
     with planning("model"):
         shape = load_model(model)
     with planning("traffic"):
-        distribution, parameter = parse_routing(routing)
         workload = Workload(
             phase=phase,  # type: ignore[arg-type]
             batch=batch,
@@ -185,8 +194,7 @@ def traffic(
             ulysses_ranks=ulysses_ranks,
             dcp_backend=dcp_backend,
             expert_backend=expert_backend,
-            routing=distribution,
-            routing_parameter=parameter,
+            **routing_fields(routing),
             seed=seed,
             num_speculative=speculative,
             block_tokens=block_tokens,
@@ -195,6 +203,8 @@ def traffic(
             redundant_experts=redundant_experts,
             two_batch=two_batch,
             virtual_stages=virtual_stages,
+            layer_partition=_whole_numbers("--layer-partition", layer_partition),
+            model_runner=model_runner,
             kv_schedule=kv_schedule,
             chunk_tokens=chunk_tokens,
         )
@@ -206,14 +216,17 @@ def traffic(
         if phase == "handoff":
             other = own if decode_layout is None else parse_layout(decode_layout)
             chosen, moved = plan_with(framework, lambda name: _handoff(shape, own, other, workload, name))
-            data = _data(shape, own, phase, chosen, moved.streams, ranks_per_node)
-            data |= {"decode_layout": _degrees(other), **_handoff_data(moved)}
+            data = traffic_data(shape, own, phase, chosen, moved.streams, ranks_per_node)
+            data |= {"decode_layout": degrees(other), **handoff_data(moved)}
         else:
             chosen, streams = plan_with(framework, lambda name: phase_streams(shape, own, workload, name))
             control = control_streams(shape, own, workload, chosen)
-            data = _data(shape, own, phase, chosen, (*streams, *control), ranks_per_node)
+            data = traffic_data(shape, own, phase, chosen, (*streams, *control), ranks_per_node)
             data["left_out"] = dict(left_out(shape, own, workload, chosen))
-            data["routing"] = _routing_data(streams)
+            data["notes"] = dict(notes(shape, own, workload, chosen))
+            if gpu is not None:
+                data["algorithms"] = algorithms(streams, chosen, gpu, ranks_per_node)
+            data["routing"] = routing_data(streams)
     say_chosen(framework, chosen)
     if as_json:
         print(json.dumps(data))
@@ -244,77 +257,3 @@ def _handoff(shape: "ModelShape", own: "Layout", other: "Layout", workload: "Wor
         decode_ranks=range(num_prefill, num_prefill + num_decode),
         framework=framework,
     )
-
-
-def _degrees(layout: "Layout") -> dict[str, int]:
-    from dataclasses import asdict
-
-    return {name: value for name, value in asdict(layout).items() if value is not None}
-
-
-def _data(
-    shape: "ModelShape",
-    layout: "Layout",
-    phase: str,
-    framework: str,
-    streams: "Sequence[Stream]",
-    ranks_per_node: int,
-) -> dict[str, Any]:
-    from crosstraffic.patterns.wire import wire_bytes_per_rank
-
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": shape.name,
-        "layout": _degrees(layout),
-        "phase": phase,
-        "framework": framework,
-        "streams": [
-            {
-                "name": stream.name,
-                "pattern": stream.pattern,
-                "role": stream.role,
-                "op": stream.op,
-                "groups": stream.groups,
-                "group_size": stream.group_size,
-                "group_nodes": max(len({rank // ranks_per_node for rank in group}) for group in stream.groups),
-                "payload_bytes": stream.payload_bytes,
-                "wire_bytes_per_rank": wire_bytes_per_rank(stream),
-                "calls_per_step": stream.calls_per_step,
-                "dtype": stream.dtype,
-                "formula": stream.formula,
-                "source": stream.source,
-            }
-            for stream in streams
-        ],
-    }
-
-
-def _handoff_data(moved: "Handoff") -> dict[str, Any]:
-    found = moved.descriptors
-    return {
-        "matrix_bytes": moved.matrix_bytes,
-        "descriptors": {
-            "block_tokens": found.block_tokens,
-            "count": found.count,
-            "bytes": found.bytes,
-            "max_count_per_rank": found.max_count_per_rank,
-        },
-    }
-
-
-def _routing_data(streams: "Sequence[Stream]") -> dict[str, Any] | None:
-    """Return how even the load of the experts' ranks came out, if tokens are dispatched."""
-    from dataclasses import asdict
-
-    from crosstraffic.patterns.routing import Routed, imbalance
-
-    for stream in streams:
-        if stream.name == "ep.dispatch" and isinstance(stream.rule, Routed):
-            rule = stream.rule
-            return {
-                "distribution": rule.distribution,
-                "parameter": rule.parameter,
-                "seed": rule.seed,
-                "rank_load": asdict(imbalance(rule.counts(stream.group_size).sum(axis=0))),
-            }
-    return None

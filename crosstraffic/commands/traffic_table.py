@@ -12,6 +12,7 @@ MAX_MATRIX_COLUMNS = 6
 
 
 def print_traffic(data: Mapping[str, Any], layout: str) -> None:
+    """Write what ``traffic_data`` and its companions returned."""
     console = Console(highlight=False, markup=False)
     console.print(f"{data['model']}, {layout}, {data['phase']}, as {data['framework']} does it", style="bold")
     roles = {role: [stream for stream in data["streams"] if stream["role"] == role] for role in ("data", "control")}
@@ -29,6 +30,11 @@ def print_traffic(data: Mapping[str, Any], layout: str) -> None:
             f"\nrouting {routing['distribution']}: rank load max/mean {load['max_over_mean']:.3g}, "
             f"CV {load['cv']:.3g}, Gini {load['gini']:.3g}, zero {load['zero_share']:.0%}"
         )
+    for name, choice in data.get("algorithms", {}).items():
+        kernel = f" ({choice['kernel']})" if choice["kernel"] else ""
+        console.print(f"\n{name} runs {choice['algorithm']}{kernel}: {choice['why']}")
+    for name, note in data.get("notes", {}).items():
+        console.print(f"\n{name}: {note}")
     if data.get("left_out"):
         console.print("\nnot on the wire:")
         for name, reason in data["left_out"].items():
