@@ -25,7 +25,8 @@ class Engine:
 
     ``rules`` yields (holds, what the engine says if not) for a layout and an order string. ``groups`` gives the process
     groups by name for the ranks of all instances, each group in the engine's own order. ``names`` is what the engine
-    calls them; ``same_ranks`` are further communicators by the name of the groups whose ranks they have.
+    calls them; ``same_ranks`` are further communicators by the name of the groups whose ranks they have. ``notes``
+    yields what a reader of a layout's groups must know.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Engine:
     groups: Callable[["Layout", Ranks, str | None], Mapping[str, Groups]]
     names: Mapping[str, str]
     same_ranks: Mapping[str, str]
+    notes: Callable[["Layout"], Iterable[str]]
     source: str
 
 

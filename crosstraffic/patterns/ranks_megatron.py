@@ -4,7 +4,7 @@ The grid of dense layers has tp, cp, dp and pp; the grid of experts has etp, ep,
 and pp. So context parallelism is folded into the experts' grid: ranks that share a prompt hold different experts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from crosstraffic.patterns.rank_grid import RankGrid, order_grid, ordered_names
@@ -91,6 +91,11 @@ def _groups(layout: "Layout", ranks: Ranks, order: str | None) -> Mapping[str, G
     return {name: own[grid].groups(*wanted.split("-"), ranks=ranks) for name, grid, wanted, _ in KINDS}
 
 
+def _notes(layout: "Layout") -> Iterator[str]:
+    if layout.ep > 1 and layout.tp > 1 and layout.etp is None:
+        yield f"etp is taken as 1; Megatron-Core's own default is tp: say etp={layout.tp} for it"
+
+
 MEGATRON = Engine(
     title="Megatron-Core",
     degrees=frozenset(),
@@ -103,5 +108,6 @@ MEGATRON = Engine(
     groups=_groups,
     names={name: own for name, _, _, own in KINDS},
     same_ranks={},
+    notes=_notes,
     source="Megatron-LM @ d98e8a64ddf3 core/parallel_state.py RankGenerator, initialize_model_parallel",
 )

@@ -69,5 +69,6 @@ SGLANG = Engine(
         "pp": "PP",
     },
     same_ranks={"pdmux_prefill_tp": "tp"},
+    notes=lambda layout: (),
     source="SGLang @ 6ed5780c4fd3 srt/distributed/parallel_state.py initialize_model_parallel, srt/server_args.py",
 )

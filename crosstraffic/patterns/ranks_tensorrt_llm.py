@@ -51,5 +51,6 @@ TENSORRT_LLM = Engine(
     groups=_groups,
     names={"tp": "tp", "cp": "cp", "pp": "pp", "etp": "moe_tp", "moe_cluster": "moe_cluster", "ep": "moe_ep"},
     same_ranks={},
+    notes=lambda layout: (),
     source="TensorRT-LLM mapping.py Mapping",
 )

@@ -1,6 +1,6 @@
 """vLLM's rank order: replicas x dp x pp x cp x tp, tp fastest; dcp and ep reuse those ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from crosstraffic.patterns.rank_order import Engine, Groups, Ranks, Rules, cut
@@ -46,6 +46,11 @@ def _groups(layout: "Layout", ranks: Ranks, order: str | None) -> Mapping[str, G
     }
 
 
+def _notes(layout: "Layout") -> Iterator[str]:
+    if layout.dp > 1:
+        yield "dp and ep are of models with experts; replicas of a dense one never talk"
+
+
 VLLM = Engine(
     title="vLLM",
     degrees=frozenset({"dcp"}),
@@ -58,5 +63,6 @@ VLLM = Engine(
     groups=_groups,
     names={"tp": "TP", "dcp": "DCP", "cp": "PCP", "pp": "PP", "dp": "DP", "ep": "EP"},
     same_ranks={"eplb": "ep"},
+    notes=_notes,
     source="vLLM @ 017e9f4448b7 distributed/parallel_state.py initialize_model_parallel",
 )
