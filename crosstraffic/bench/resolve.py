@@ -11,7 +11,7 @@ from crosstraffic.patterns.layout import parse_layout
 from crosstraffic.patterns.matrix import ByteRule, Chain, Explicit, Ring
 from crosstraffic.patterns.model import ModelShape, load_model
 from crosstraffic.patterns.phase import control_streams, phase_step, phase_streams
-from crosstraffic.patterns.routing import Routed
+from crosstraffic.patterns.routing import Routed, routing_fields
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import MATRIX_OPS, Phase, Stream, round_payload
 from crosstraffic.patterns.workload import Workload
@@ -121,6 +121,8 @@ def _forward(shape: ModelShape, phase: Phase, spec: PhaseSpec, file: ScenarioFil
     framework = spec.framework or file.framework
     layout = parse_layout(spec.layout, world=num_ranks, framework=framework)
     asked = spec.model_dump(exclude={"layout", "framework", "control"})
+    if ":" in spec.routing:
+        asked = {**asked, "routing_parameter": 0.0, **routing_fields(spec.routing)}
     workload = Workload(phase=phase, seed=file.measure.seed, **asked)
     streams = phase_streams(shape, layout, workload, framework)
     control = control_streams(shape, layout, workload, framework) if spec.control else ()

@@ -51,6 +51,8 @@ class PhaseSpec(_Spec):
     redundant_experts: int = Field(default=0, ge=0)
     two_batch: bool = False
     virtual_stages: int = Field(default=1, ge=1)
+    layer_partition: tuple[int, ...] = ()
+    model_runner: str | None = None
 
 
 class HandoffSpec(_Spec):
@@ -140,7 +142,7 @@ TABLES: Mapping[str, type[_Spec]] = {
 
 
 def read_scenario(name_or_path: str) -> ScenarioFile:
-    """Read a built-in scenario by name, or a TOML file by path; its ``model`` may be a path from where the file lies.
+    """Read a built-in scenario by name, or a TOML file by path; files that it names may lie beside it.
 
     Raises:
         UsageError: no such scenario, or a field is unknown or wrong.
@@ -157,8 +159,20 @@ def read_scenario(name_or_path: str) -> ScenarioFile:
         raise UsageError(f"scenario {name_or_path} is not valid TOML: {error}") from error
     except ValidationError as error:
         raise UsageError(f"scenario {name_or_path}: {'; '.join(map(_told, error.errors()))}") from error
-    beside = path.parent / file.model if file.model is not None else None
-    return file.model_copy(update={"model": str(beside)}) if beside is not None and beside.is_file() else file
+    return _beside(file, path.parent)
+
+
+def _beside(file: ScenarioFile, folder: Path) -> ScenarioFile:
+    """Turn the files that a scenario names, where they lie in its folder, into paths from here."""
+    changed: dict[str, Any] = {}
+    if file.model is not None and (folder / file.model).is_file():
+        changed["model"] = str(folder / file.model)
+    for name in ("prefill", "decode"):
+        spec = getattr(file, name)
+        kind, colon, place = spec.routing.partition(":") if spec is not None else ("", "", "")
+        if colon and (folder / place.partition("#")[0]).is_file():
+            changed[name] = spec.model_copy(update={"routing": f"{kind}:{folder / place}"})
+    return file.model_copy(update=changed)
 
 
 def _told(item: Any) -> str:

@@ -8,7 +8,7 @@ from simulated_runs import file_of, scenario_of
 
 from crosstraffic.bench import resolve as module
 from crosstraffic.bench.resolve import Scenario, resolve
-from crosstraffic.bench.scenario import ScenarioFile, default_scenario
+from crosstraffic.bench.scenario import BUILT_IN, ScenarioFile, default_scenario, read_scenario
 from crosstraffic.patterns.step import Step, Task, step_from_dict, step_to_dict
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.wire import wire_matrix
@@ -35,17 +35,40 @@ def pair_bytes(streams: dict[str, Stream], step: Step, lanes: int) -> Counter[tu
     return total
 
 
+TEXTBOOK = ("tp4-dp2-llama-70b", "tp8-llama-405b", "dp8-ep8-qwen3-235b", "dp8-ep8-deepseek-v3")
 MODELS = {
     "default-2": default_scenario(2),
     "default-4": default_scenario(4),
     "default-8": default_scenario(8),
+    **{name: read_scenario(name) for name in TEXTBOOK},
     "subset groups": ScenarioFile.model_validate({
         "name": "x", "model": "Qwen3-8B",
         "prefill": {"layout": "tp=2,pp=2"}, "decode": {"layout": "tp=2,dp=2"},
         "handoff": {"prefill_layout": "tp=2", "decode_layout": "tp=2", "prefill_ranks": [0, 1], "decode_ranks": [2, 3]},
     }),
 }  # fmt: skip
-RANKS = {"default-2": 2, "default-4": 4, "default-8": 8, "subset groups": 4}
+RANKS = {"default-2": 2, "default-4": 4, "default-8": 8, "subset groups": 4, **dict.fromkeys(TEXTBOOK, 8)}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.toml")))
+def test_every_shipped_scenario_puts_something_on_the_wire_of_its_ranks(name: str) -> None:
+    file = read_scenario(name)
+    for num_ranks in (2, 3, 8) if file.ranks is None else (file.ranks,):
+        scenario = resolve(file, num_ranks)
+        assert scenario.num_ranks == num_ranks
+        assert all(stream.payload_bytes > 0 for stream in scenario.streams)
+        assert {rank for stream in scenario.streams for group in stream.groups for rank in group} == set(
+            range(num_ranks)
+        )
+
+
+def test_replicas_of_a_dense_model_measure_what_crosses_between_them() -> None:
+    scenario = resolve(read_scenario("dp8-llama-8b"), 8)
+    assert {stream.name: stream.payload_bytes for stream in scenario.streams} == {
+        "pd.kv": 512 * 131_072,
+        "kv.prefix": 64 * 131_072,
+    }
+    assert [step.name for step in scenario.steps] == ["handoff"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,10 +1,12 @@
 """Scenario files: what is shipped, what is read, and what a wrong one says."""
 
+import json
 from pathlib import Path
 
 import pytest
 from simulated_runs import toml_of
 
+from crosstraffic.bench.resolve import resolve
 from crosstraffic.bench.scenario import BUILT_IN, MeasureSpec, default_scenario, read_scenario
 from crosstraffic.errors import UsageError
 
@@ -95,6 +97,16 @@ def test_a_model_may_lie_beside_the_file(tmp_path: Path) -> None:
     assert read_scenario(str(path)).model == str(tmp_path / "config.json")
     path.write_text('name = "x"\nmodel = "Llama-3.1-8B"\n[decode]\nlayout = "tp=2"\n')
     assert read_scenario(str(path)).model == "Llama-3.1-8B"
+
+
+def test_recorded_counts_may_lie_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "counts.json").write_text(json.dumps([1] * 64 + [3] * 64))
+    path = tmp_path / "mine.toml"
+    phase = '[prefill]\nlayout = "dp=4,ep=4"\ntokens = 64\nrouting = "counts:counts.json"\n'
+    path.write_text(f'name = "x"\nmodel = "Qwen3-30B-A3B"\n{phase}')
+    streams = {stream.name: stream for stream in resolve(read_scenario(str(path)), 4).streams}
+    received = streams["ep.dispatch"].matrix().sum(axis=0)
+    assert (received[2:] / received[:2]).tolist() == pytest.approx([3, 3], rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["nothing", "missing/file.toml", "../default-4", ""])
