@@ -168,7 +168,7 @@ def test_bad_input_is_refused_with_what_is_allowed(words: tuple[str, ...], messa
     assert message in refused(*words)
 
 
-def test_where_no_layout_is_valid_the_rules_are_told(tmp_path, monkeypatch):
+def test_where_no_layout_is_valid_the_rules_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine runs one replica a GPU, so a rule must be broken to see this."""
 
     def never(*_: object) -> None:
