@@ -149,7 +149,8 @@ def handoff(
     kv_dtype = dtype_name(workload.kv_dtype or shape.dtype)
     unit = shape.kv_elements_per_head * dtype_bytes(kv_dtype)
     same_tp = attention_tp(prefill_layout, framework) == attention_tp(decode_layout, framework)
-    pairs = request_pairs(workload, prefill_layout.dp, decode_layout.dp)
+    replicas = tuple(layout.dp * layout.replicas for layout in (prefill_layout, decode_layout))
+    pairs = request_pairs(workload, *replicas)
     for request, times in pairs.items():
         for piece in pieces(shape, prefill_layout, decode_layout, framework=framework, requests=(request,)):
             place = piece.source, piece.destination

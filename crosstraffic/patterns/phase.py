@@ -147,7 +147,7 @@ def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: s
         }
         reasons["ep"] = why[expert_path(setting)]
     if "dp" not in present:
-        reasons["dp"] = NOTHING if layout.dp > 1 else "dp=1: one replica"
+        reasons["dp"] = NOTHING if layout.dp * layout.replicas > 1 else "dp=1: one replica"
     return reasons
 
 

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosstraffic.patterns.handoff import handoff
 from crosstraffic.patterns.layout import (
     FRAMEWORKS,
     MAX_RANKS,
@@ -15,6 +17,9 @@ from crosstraffic.patterns.layout import (
     process_groups,
     world_size,
 )
+from crosstraffic.patterns.model import load_model
+from crosstraffic.patterns.phase import phase_streams
+from crosstraffic.patterns.workload import Workload
 
 SIZES = {
     "tp": [1, 2, 3, 4, 6],
@@ -169,3 +174,34 @@ def test_groups_of_131072_ranks(framework):
 def test_ranks_of_all_kinds_are_the_same_integers():
     found = process_groups(Layout(tp=8, dp=1024))
     assert found["tp"][1000][0] is found["ep"][0][8000]
+
+
+def test_replicas_hand_over_as_many_pools_do():
+    shape, workload = load_model("Llama-3.1-8B"), Workload(phase="handoff", batch=2, context=64)
+    one = handoff(
+        shape, Layout(tp=2), Layout(tp=2), workload, prefill_ranks=[0, 1], decode_ranks=[2, 3], framework="vllm"
+    )
+    two = handoff(
+        shape,
+        Layout(tp=2, replicas=2),
+        Layout(tp=2, replicas=2),
+        workload,
+        prefill_ranks=range(4),
+        decode_ranks=range(4, 8),
+        framework="vllm",
+    )
+    block, matrix = np.array(one.matrix_bytes), np.array(two.matrix_bytes)
+    assert np.array_equal(matrix, np.kron(np.eye(2, dtype=np.int64), block))
+    assert block.any()
+
+
+def test_replicas_put_the_same_streams_on_more_groups():
+    shape, workload = load_model("Llama-3.1-8B"), Workload(phase="decode", batch=4)
+    one = phase_streams(shape, Layout(tp=2, pp=2), workload, "vllm")
+    two = phase_streams(shape, Layout(tp=2, pp=2, replicas=2), workload, "vllm")
+    assert [(stream.name, stream.payload_bytes, stream.calls_per_step) for stream in one] == [
+        (stream.name, stream.payload_bytes, stream.calls_per_step) for stream in two
+    ]
+    for ours, theirs in zip(one, two, strict=True):
+        assert len(theirs.groups) == 2 * len(ours.groups)
+        assert theirs.groups[: len(ours.groups)] == ours.groups
