@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosstraffic.patterns.degrees import combinations, divisors
 from crosstraffic.patterns.layout import FRAMEWORKS, Layout, world_size
 from crosstraffic.patterns.layouts import (
     Found,
     candidate_of,
-    combinations,
-    divisors,
     find_layouts,
     one_pass,
     rule_of,

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstraffic.patterns.dispatch import low_latency_buffer_bytes
+from crosstraffic.patterns.buffers import Part
 from crosstraffic.patterns.kv_cache import request_bytes, state_bytes
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.memory import (
-    MIB,
     Memory,
-    Part,
     formats,
     rank_memory,
     rank_request_bytes,
@@ -40,10 +38,6 @@ def memory_of(model: str, layout: Layout, framework: str = "vllm", **fields: obj
         limit_bytes=72 * 10**9,
         weight_dtype=weight_dtype,  # type: ignore[arg-type]
     )
-
-
-def parts(memory: Memory) -> dict[str, int]:
-    return {part.name: part.num_bytes for part in memory.buffers}
 
 
 @pytest.mark.parametrize("model", ["Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B", "Qwen3-235B-A22B"])
@@ -195,79 +189,6 @@ def test_index_keys_are_counted_beside_a_plain_dtype() -> None:
     found = rank_request_bytes(setting_of("DeepSeek-V3.2", Layout(tp=8), kv_dtype="fp8_ds_mla"))
     assert found == 4096 * 48_068
     assert rank_request_bytes(setting_of("DeepSeek-V3.2", Layout(tp=8))) == 4096 * (70_272 + 61 * 132)
-
-
-def test_workspace_and_logits_of_a_dense_model() -> None:
-    found = parts(memory_of("Llama-3.1-8B", Layout(tp=2)))
-    assert found["workspace"] == (2 * 16 * 4096 + 16 * 3 * 14336 // 2) * 2
-    assert found["logits"] == 16 * 128_256 * (2 + 4)
-
-
-def test_workspace_of_attention_where_it_is_widest() -> None:
-    found = parts(memory_of("Qwen3-30B-A3B", Layout(tp=1), batch=1))
-    rows = 8 * (2 * 2048 + 3 * 768)
-    assert found["workspace"] == (2 * 2048 + max((64 + 8) * 128, rows)) * 2
-
-
-def test_rows_of_experts() -> None:
-    """Low-latency dispatch pads for every expert; a gather brings everyone's tokens; TP computes them all."""
-    inner, row = 3 * 2048, 2 * 7168
-    residual = 2 * 16 * 7168
-    found = {
-        name: parts(memory_of("DeepSeek-V3", layout, expert_backend=backend))["workspace"]
-        for name, layout, backend in (
-            ("low latency", Layout(dp=8, ep=8), "deepep_low_latency"),
-            ("high throughput", Layout(dp=8, ep=8), "deepep_high_throughput"),
-            ("gather", Layout(dp=8, ep=8), "allgather_reducescatter"),
-            ("tp", Layout(tp=8), None),
-        )
-    }
-    assert found["low latency"] == (residual + 256 * 16 * (row + inner)) * 2
-    assert found["high throughput"] == (residual + 16 * 8 * (row + inner)) * 2
-    assert found["gather"] == (residual + 16 * 8 * 8 // 8 * (row + inner)) * 2
-    assert found["tp"] == (residual + 16 * 8 * (row + inner // 8)) * 2
-
-
-@pytest.mark.parametrize("tokens", [1, 16, 128])
-def test_low_latency_buffer(tokens: int) -> None:
-    """Two sends and two receives of 256 experts x tokens x 14,560 bytes, and two sets of flags of 1,024."""
-    found = parts(memory_of("DeepSeek-V3", Layout(dp=8, ep=8), batch=tokens, expert_backend="deepep_low_latency"))
-    assert found["deepep_low_latency"] == low_latency_buffer_bytes(256, tokens, 7168)
-    assert found["deepep_low_latency"] == 4 * 256 * tokens * 14_560 + 2 * 1024
-    assert found["deepep"] == 1024 * MIB
-
-
-def test_high_throughput_buffers_are_two_across_nodes() -> None:
-    backend = "deepep_high_throughput"
-    inside = parts(memory_of("DeepSeek-V3", Layout(dp=8, ep=8), expert_backend=backend))
-    across = parts(memory_of("DeepSeek-V3", Layout(dp=16, ep=16), expert_backend=backend))
-    assert (inside["deepep"], across["deepep"]) == (1024 * MIB, 2048 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("layout", "framework"),
-    [(Layout(tp=8), "vllm"), (Layout(dp=8), "vllm"), (Layout(tp=8, ep=8), "vllm"), (Layout(dp=8, ep=8), "megatron")],
-    ids=str,
-)
-def test_no_dispatch_buffer_without_a_dispatch_by_deepep(layout: Layout, framework: str) -> None:
-    assert not [name for name in parts(memory_of("DeepSeek-V3", layout, framework)) if name.startswith("deepep")]
-
-
-@pytest.mark.parametrize(
-    ("layout", "framework", "num_bytes"),
-    [
-        (Layout(tp=8), "vllm", 64 * MIB + MIB // 4 + 24 * MIB),
-        (Layout(tp=4), "vllm", 32 * MIB + 8 * MIB + 24 * MIB),
-        (Layout(tp=1), "vllm", None),
-        (Layout(tp=16), "vllm", None),  # across nodes: NCCL
-        (Layout(tp=8), "sglang", 24 * MIB),
-        (Layout(tp=8, dp=2), "sglang", None),  # attention's own group has no custom all-reduce
-        (Layout(tp=8), "megatron", None),
-    ],
-    ids=str,
-)
-def test_all_reduce_buffers(layout: Layout, framework: str, num_bytes: int | None) -> None:
-    assert parts(memory_of("Llama-3.1-70B", layout, framework)).get("all_reduce") == num_bytes
 
 
 def test_each_part_has_a_formula_and_a_source() -> None:
