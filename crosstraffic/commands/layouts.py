@@ -217,7 +217,7 @@ def _lines(asked: "Mapping[str, Any]", found: "Found", num_shown: int) -> "Itera
     yield f"ranked by: {', then '.join(RANKING)}. Traffic is not time. --json has each buffer with its formula."
     if found.refusals:
         rule, count = found.refusals[0]
-        yield f"{found.num_refused} combinations refused, most often ({count}): {rule}"
+        yield f"combinations refused: {found.num_refused}, most often ({count}): {rule}"
 
 
 def _verdict(asked: "Mapping[str, Any]", candidates: "Sequence[Candidate]") -> "Iterator[str]":
