@@ -8,30 +8,15 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from crosstraffic.patterns.coupling import Coupling, Pair, Use
+    from crosstraffic.patterns.coupling import Coupling, Use
     from crosstraffic.results.neighbours import Slowdowns
 
 SCHEMA_VERSION = 1
-LIES = {
-    "equal": "the same groups",
-    "inside": "each group of {first} lies inside one of {second}",
-    "around": "each group of {second} lies inside one of {first}",
-    "one rank": "a group of {first} and one of {second} have one rank in common",
-    "several ranks": "a group of {first} and one of {second} have up to {common} ranks in common",
-    "disjoint": "no rank in common",
-}
-RESOURCES = {
-    "nic_egress": "what node {index} sends to other nodes",
-    "nic_ingress": "what node {index} gets from other nodes",
-    "port_egress": "what rank {index} sends",
-    "port_ingress": "what rank {index} gets",
-    "fabric": "what ranks of node {index} send each other",
-}
 
 
 def coupling(
-    model: Annotated[str, typer.Argument(help="Catalogue name, or path of a Hugging Face config.json.")],
-    layout: Annotated[str, typer.Option("--layout", help="Degrees, as tp=8,dp=4,ep=32.")],
+    model: Annotated[str | None, typer.Argument(help="Catalogue name, or path of a Hugging Face config.json.")] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="Degrees, as tp=8,dp=4,ep=32.")] = None,
     phase: Annotated[str, typer.Option("--phase", help="prefill or decode.")] = "decode",
     framework: Annotated[
         str | None,
@@ -61,6 +46,9 @@ def coupling(
     run: Annotated[
         Path | None, typer.Option("--run", metavar="DIR", help="A measured run: show the slowdowns that it saw.")
     ] = None,
+    combinations: Annotated[
+        bool, typer.Option("--combinations", help="Instead of one layout: every pair on every engine, as Markdown.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print for each pair of parallelisms what both cut, how their groups lie, and what both load in one step."""
@@ -68,11 +56,19 @@ def coupling(
 
     from crosstraffic.commands.engine import plan_with, say_chosen
     from crosstraffic.commands.errors import planning
+    from crosstraffic.errors import UsageError
     from crosstraffic.patterns import coupling as patterns
     from crosstraffic.patterns.layout import check_framework, parse_layout, world_size
     from crosstraffic.patterns.model import load_model
     from crosstraffic.patterns.workload import Workload
 
+    if combinations:
+        if model is not None or layout is not None or as_json:
+            raise UsageError("--combinations takes no MODEL, --layout or --json")
+        _print_combinations(run)
+        return
+    if model is None or layout is None:
+        raise UsageError("give MODEL and --layout, or --combinations")
     with planning("model"):
         shape = load_model(model)
     with planning("coupling"):
@@ -112,6 +108,13 @@ def coupling(
         print(json.dumps(_data(found, seen)))
     else:
         _print(found, seen)
+
+
+def _print_combinations(run: Path | None) -> None:
+    from crosstraffic.commands.combinations_page import page
+    from crosstraffic.patterns.combinations import combinations
+
+    print(page(combinations(), _seen(run)), end="")
 
 
 def _seen(run: Path | None) -> "Mapping[tuple[str, str], Slowdowns]":
@@ -177,6 +180,7 @@ def _print(found: "Coupling", seen: "Mapping[tuple[str, str], Slowdowns]") -> No
     from rich.console import Console
     from rich.table import Table
 
+    from crosstraffic.commands.coupling_words import RESOURCES, lies
     from crosstraffic.patterns.load import largest
     from crosstraffic.units import format_bytes
 
@@ -194,15 +198,15 @@ def _print(found: "Coupling", seen: "Mapping[tuple[str, str], Slowdowns]") -> No
     for use in found.uses:
         sent = (largest(use.load, kind) for kind in ("port_egress", "nic_egress"))
         amounts = (format_bytes(amount) if amount else "-" for amount in sent)
-        lies = f"{len(use.groups)}x{max(map(len, use.groups))}"
-        table.add_row(use.name, ", ".join(use.cuts), str(use.degree), lies, *amounts)
+        size = f"{len(use.groups)}x{max(map(len, use.groups))}"
+        table.add_row(use.name, ", ".join(use.cuts), str(use.degree), size, *amounts)
     console.print(table if found.uses else "no parallelism is in use: every degree is 1")
     console.print(_ranks(found))
     for pair in found.pairs:
         first, second = pair.first.name, pair.second.name
         console.print(f"\n{first} + {second}: {pair.verdict}", style="bold")
         console.print(f"  {pair.why}")
-        console.print(f"  groups: {_lies(pair)}")
+        console.print(f"  groups: {lies(pair)}")
         for one in pair.shared[:1]:
             kind, index = one.resource
             ours, theirs = (format_bytes(amount) for amount in one.num_bytes)
@@ -215,19 +219,6 @@ def _print(found: "Coupling", seen: "Mapping[tuple[str, str], Slowdowns]") -> No
                     f"  seen: {slowed} beside {beside} takes {was.median:.2f} times as long "
                     f"({was.low:.2f} to {was.high:.2f}, {was.num_pairs} pairs)"
                 )
-
-
-def _lies(pair: "Pair") -> str:
-    """Say how the groups of a pair lie, with an example."""
-    lie = LIES[pair.crossing.lie].format(first=pair.first.name, second=pair.second.name, common=pair.crossing.common)
-    examples = " and ".join(_short(group) for group in pair.crossing.example)
-    return f"{lie}, as {examples}"
-
-
-def _short(group: tuple[int, ...]) -> str:
-    if len(group) > 8:
-        return f"[{group[0]} {group[1]} {group[2]} ... {group[-1]}]"
-    return f"[{' '.join(map(str, group))}]"
 
 
 def _ranks(found: "Coupling") -> str:

@@ -16,6 +16,7 @@ from crosstraffic.patterns.placement import check_model
 from crosstraffic.patterns.setting import Setting, make_setting
 from crosstraffic.patterns.step import Step
 from crosstraffic.patterns.stream import Stream
+from crosstraffic.patterns.two_batch import split
 from crosstraffic.patterns.workload import Workload
 
 Verdict = Literal["natural", "coupled", "part of the other"]
@@ -327,7 +328,7 @@ class _Timing:
             return "nothing", f"{' and '.join(silent)}: nothing on the wire in this step"
         if "pd" in (first.name, second.name):
             return "together", "the handoff goes on beside the step"
-        if self.setting.num_batches > 1:
+        if split(self.setting)[0].num_batches > 1:
             return "together", "half batches run against each other"
         if self.setting.layout.pp > 1 and self.setting.num_passes > 1:
             return "replicas", "stages work on different micro-batches at the same time"
