@@ -16,6 +16,7 @@ MAX_LINES = 3  # of the groups of one kind
 MAX_GRID_RANKS = 64  # that are all shown
 MAX_CHOSEN_RANKS = 32  # that are shown of more
 MAX_NODE_RANKS = 72  # that are shown of one node
+PLAIN = {"│": "|", "─": "-", **dict.fromkeys("┌┐├┤└┘", "+")}
 
 
 def groups(
@@ -64,8 +65,18 @@ def groups(
     if as_json:
         print(json.dumps(found))
         return
+    plain = {} if _has_frames(sys.stdout.encoding) else str.maketrans(PLAIN)
     for line in _text(found, title, parsed, ranks_per_node, engine):
-        print(line)
+        print(line.translate(plain))
+
+
+def _has_frames(encoding: str | None) -> bool:
+    """Tell whether a terminal or file has the lines that frames are drawn with."""
+    try:
+        "".join(PLAIN).encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _draw(found: "Mapping[str, Groups]", path: "Path", title: str, ranks_per_node: int, engine: "Engine") -> None:

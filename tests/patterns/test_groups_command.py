@@ -1,6 +1,7 @@
 """``crosstraffic groups``: the grid, the lists, the picture, what is refused, and how much is printed."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -173,6 +174,14 @@ def test_what_is_refused(tmp_path, words, message):
 )
 def test_more_ranks_than_any_machine_has(words, message):
     assert message in refused("groups", *words)
+
+
+def test_a_terminal_without_lines_gets_plain_ones():
+    command = [sys.executable, "-m", "crosstraffic.cli", *M1]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    assert "+ node 0 -----------------++ node 1 -----------------+" in done.stdout
+    assert "pp        |  0  1  2  3  4  5  6  7 ||  0  1  2  3  4  5  6  7 |" in done.stdout
 
 
 def test_exit_code_of_a_picture_that_cannot_be_written():
