@@ -2,18 +2,25 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import groupby
 
-from crosstraffic.patterns.context import attention_calls, context_streams
+from crosstraffic.patterns.context import (
+    attention_calls,
+    context_streams,
+    output_calls,
+    style_note,
+    why_no_context,
+)
 from crosstraffic.patterns.data import NOTHING, data_control, data_streams, sums_tokens
 from crosstraffic.patterns.expert import exchange_calls, expert_path, expert_streams, is_cut_over_tp
 from crosstraffic.patterns.expert_counts import expert_control
 from crosstraffic.patterns.expert_tensor import partial_sum_calls, sums_apart
 from crosstraffic.patterns.layout import Layout
-from crosstraffic.patterns.model import ModelShape, layer_runs
+from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.pipeline import pipeline_streams, receive_calls, sample_calls
 from crosstraffic.patterns.pipeline_control import pipeline_control
 from crosstraffic.patterns.sequence import sequence_note, sequence_streams
-from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, make_setting
+from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, layer_calls, make_setting
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.tensor import tensor_streams
@@ -76,7 +83,7 @@ def _moe_layer(setting: Setting) -> Calls:
 def step_order(setting: Setting) -> Order:
     """Return the streams of one step in the order in which a rank calls them."""
     first: Calls = (("tp.embedding", 1),)
-    last: Calls = (("tp.sampled_rows", 1), ("tp.logits", 1), *sample_calls(setting))
+    last: Calls = (*output_calls(setting), ("tp.sampled_rows", 1), ("tp.logits", 1), *sample_calls(setting))
     if setting.workload.sequence_parallel:
         first, last = (("sp.embedding", 1),), (("sp.output", 1), *last)
     moe_layer = _moe_layer(setting) if setting.shape.moe_layers else ()
@@ -117,7 +124,11 @@ def control_streams(shape: ModelShape, layout: Layout, workload: Workload, frame
 def notes(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
     """Say what became of what was asked for, where the streams alone do not tell: half batches, vLLM's threshold."""
     setting = make_setting(shape, layout, workload, framework)
-    found = {"two_batch": split(setting)[1], "sequence_parallel": sequence_note(setting)}
+    found = {
+        "two_batch": split(setting)[1],
+        "sequence_parallel": sequence_note(setting),
+        "context_style": style_note(setting),
+    }
     return {name: text for name, text in found.items() if text is not None}
 
 
@@ -131,10 +142,7 @@ def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: s
     elif "sp" not in present:
         reasons["sp"] = "not asked for: all-reduces instead"
     if not present & {"cp", "dcp"}:
-        decode_rule = "cuts the prompt: in decode only dcp > 1 puts traffic on the wire"
-        reasons["cp"] = (
-            decode_rule if workload.phase == "decode" and layout.cp > 1 else "cp=1: its groups have one rank"
-        )
+        reasons["cp"] = why_no_context(setting)
     if "pp" not in present:
         reasons["pp"] = "pp=1: one stage, no boundary"
     if "ep" not in present:
@@ -190,11 +198,8 @@ def phase_step(
             task = Task(stream=boundary.name, payload_bytes=boundary.payload_bytes, edge=edge)
             blocks.append(Block(repeat=1, tasks=(task,)))
         blocks.append(Block(repeat=1, tasks=tasks(order.receive if index else order.first, stage)))
-        layer_tasks = {False: tasks(order.dense_layer, stage), True: tasks(order.moe_layer, stage)}
-        blocks += [
-            Block(repeat=count, tasks=layer_tasks[is_moe])
-            for is_moe, count in layer_runs(setting.chunks[index], shape.moe_layers)
-        ]
+        for kind, layers in groupby(setting.layer_kinds(setting.chunks[index])):
+            blocks.append(Block(repeat=len(tuple(layers)), tasks=tasks(layer_calls(order, kind), stage)))
         if index == len(setting.chunks) - 1:
             blocks.append(Block(repeat=1, tasks=tasks(order.last, stage)))
         return tuple(block for block in blocks if block.tasks)

@@ -1,6 +1,7 @@
 """Setting: a workload on a model, a layout and an engine, and what follows; streams are made of it."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
 
@@ -11,8 +12,11 @@ from crosstraffic.patterns.placement import attention_tp, check_model
 from crosstraffic.patterns.stages import interleaved_stages, model_chunks
 from crosstraffic.patterns.stream import Op, Stream
 from crosstraffic.patterns.workload import Workload
+from crosstraffic.patterns.zigzag import local_rows
 
 Calls = tuple[tuple[str, int], ...]
+LayerKind = tuple[bool, bool]  # has experts, has a cache that grows with tokens
+CONTEXT = ("cp.", "dcp.")  # streams of context parallelism in a layer
 BOUNDARY = "pp.activation"  # the one stream between pipeline stages
 
 
@@ -28,6 +32,13 @@ class Order:
     moe_layer: Calls
     last: Calls
     receive: Calls
+
+
+def layer_calls(order: Order, kind: LayerKind) -> Calls:
+    """Return the calls of a layer; one with linear attention has no keys and values to bring together."""
+    has_experts, has_cache = kind
+    calls = order.moe_layer if has_experts else order.dense_layer
+    return calls if has_cache else tuple(call for call in calls if not call[0].startswith(CONTEXT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +116,19 @@ class Setting:
     def stage_calls(self, order: Order, name: str) -> tuple[int, ...]:
         """Return how often a group of each pipeline stage calls a stream in one step."""
         found: list[int] = []
-        experts = set(self.shape.moe_layers)
         for index, layers in enumerate(self.stages):
-            num_moe = sum(layer in experts for layer in layers)
-            parts = [(order.dense_layer, len(layers) - num_moe), (order.moe_layer, num_moe)]
+            kinds = Counter(self.layer_kinds(layers))
+            parts = [(layer_calls(order, kind), count) for kind, count in kinds.items()]
             num_inputs = len(self.chunks) // len(self.stages) - int(index == 0)
             parts += [(order.first, int(index == 0)), (order.receive, num_inputs)]
             parts += [(order.last, int(index == len(self.stages) - 1))]
             found.append(sum(times * count for calls, times in parts for own, count in calls if own == name))
         return tuple(count * self.num_passes for count in found)
+
+    def layer_kinds(self, layers: Sequence[int]) -> tuple[LayerKind, ...]:
+        """Return of each layer what decides on its calls: whether it has experts, and a cache that grows."""
+        experts, linear = set(self.shape.moe_layers), set(self.shape.linear_layers)
+        return tuple((layer in experts, layer not in linear) for layer in layers)
 
     def calling_groups(self, order: Order, name: str, groups: Groups) -> Groups:
         """Return the groups that call a stream: those of the pipeline stages that have it."""
@@ -121,13 +136,14 @@ class Setting:
         return groups if all(calls) else tuple(group for group in groups if calls[self.stage_of_rank[group[0]]])
 
 
-def held_tokens(workload: Workload, layout: Layout, tp: int, tokens: int) -> int:
+def held_tokens(workload: Workload, layout: Layout, tp: int, tokens: int, framework: str) -> int:
     """Return how many of a replica's tokens each of its ranks holds.
 
-    Context parallelism cuts prompts; sequence parallelism pads to a multiple of TP.
+    Context parallelism cuts each prompt as the engine does, padding included (see ``zigzag``); sequence parallelism
+    pads to a multiple of TP.
     """
     if workload.phase == "prefill":
-        tokens = -(-tokens // layout.cp)
+        tokens = local_rows(tokens, -(-workload.batch // workload.num_micro_batches), layout.cp, framework)
     return -(-tokens // tp) * tp if workload.sequence_parallel else tokens
 
 
@@ -182,7 +198,7 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
         partition=workload.layer_partition,
     )
     tokens = step_tokens(shape, workload, layout, framework)
-    held = tuple(held_tokens(workload, layout, tp, own) for own in tokens)
+    held = tuple(held_tokens(workload, layout, tp, own, framework) for own in tokens)
     return Setting(
         shape=shape,
         layout=layout,

@@ -43,7 +43,8 @@ def split(setting: Setting) -> tuple[Setting, str | None]:
         return setting, f"off, the step is not split: {why}"
     if setting.framework == "vllm":
         tokens = (max(tokens),) * len(tokens)
-    held = tuple(held_tokens(workload, layout, setting.tp, -(-count // 2)) for count in tokens)
+    tp, framework = setting.tp, setting.framework
+    held = tuple(held_tokens(workload, layout, tp, -(-count // 2), framework) for count in tokens)
     half = replace(setting, local_tokens=max(held), replica_tokens=held, num_batches=2)
     return half, (
         f"two half batches of up to {-(-max(tokens) // 2)} tokens: messages halve, calls double; all-reduces of one "

@@ -110,13 +110,16 @@ def test_context_ring_and_gather_carry_the_same_bytes():
     ring = streams_of("Qwen3-32B", layout, "megatron", **load)["cp.kv_ring"]
     gather = streams_of("Qwen3-32B", layout, "megatron", context_style="all_gather", **load)["cp.kv_all_gather"]
     assert ring.calls_per_step == 7 * 64
-    assert 7 * ring.payload_bytes == 469_762_048 == wire_bytes_per_rank(gather)
+    assert gather.calls_per_step == 2 * 64, "K, then V"
+    assert 7 * ring.payload_bytes == 469_762_048 == 2 * wire_bytes_per_rank(gather)
 
 
 def test_prefill_context_parallel_gathers_latents():
-    gather = streams_of("DeepSeek-V3", Layout(cp=4), phase="prefill", tokens=16_384)["cp.kv_all_gather"]
-    assert gather.payload_bytes == 4 * 4_718_592
-    assert wire_bytes_per_rank(gather) == 14_155_776
+    streams = streams_of("DeepSeek-V3", Layout(cp=4), phase="prefill", tokens=16_384)
+    latent, rope = streams["cp.kv_all_gather"], streams["cp.rope_all_gather"]
+    assert latent.payload_bytes + rope.payload_bytes == 4 * 4_718_592
+    assert wire_bytes_per_rank(latent) + wire_bytes_per_rank(rope) == 14_155_776
+    assert latent.calls_per_step == rope.calls_per_step == 61
 
 
 def test_sequence_parallelism_carries_the_bytes_of_the_all_reduces():
