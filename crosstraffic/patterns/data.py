@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from crosstraffic.patterns.expert import expert_path
-from crosstraffic.patterns.setting import Order, Setting, make_control, make_stream
+from crosstraffic.patterns.setting import Order, Setting, make_control, make_stream, step_tokens
 from crosstraffic.patterns.stream import Stream
 
 Padding = Literal["max_len", "sum_len"]
@@ -60,11 +60,12 @@ BACKGROUND: tuple[Background, ...] = (
 
 def why_nothing(setting: Setting) -> str:
     """Say why data parallelism has no stream of its own in a step."""
-    if setting.layout.dp == 1:
+    if setting.layout.dp * setting.layout.replicas == 1:
         return "dp=1: one replica"
-    if setting.shape.moe_layers:
+    if setting.shape.moe_layers and setting.layout.dp > 1:
         return f"{NOTHING} but those of the experts (ep.*); they agree on each step in control messages"
-    return f"{NOTHING}: those of a dense model are independent"
+    what = "whole worlds" if setting.shape.moe_layers else "those of a dense model"
+    return f"{NOTHING}: {what} are independent"
 
 
 def useful_fraction(tokens: Sequence[int]) -> float:
@@ -97,25 +98,43 @@ def padding_mode(tokens: Sequence[int], *, is_extend: bool) -> Padding:
 def sums_tokens(setting: Setting) -> bool:
     """Tell whether tokens are gathered by an all-reduce of a zero-filled buffer (SGLang's SUM_LEN).
 
-    Prompts run without a CUDA graph; a graph of a decode step (``padded``) is always captured as MAX_LEN.
+    Prompts run without a CUDA graph; a graph of a decode step (``padded``) is always captured as MAX_LEN. The tokens
+    of the whole step decide: two half batches are gathered in its mode, whatever their own tokens would say.
+
+    Source: SGLang @ 6ed5780c4fd3 model_executor/forward_batch_info.py prepare_mlp_sync_batch,
+    batch_overlap/two_batch_overlap.py filter_batch (copies dp_padding_mode).
     """
     if setting.framework != "sglang":
         return False
     is_extend = setting.workload.phase == "prefill"
     if setting.workload.padded and not is_extend:
         return False
-    return padding_mode(setting.replica_tokens, is_extend=is_extend) == "sum_len"
+    whole = step_tokens(setting.shape, setting.workload, setting.layout, setting.framework)
+    return padding_mode([whole_shares(own, setting.tp) for own in whole], is_extend=is_extend) == "sum_len"
+
+
+def whole_shares(tokens: int, attention_tp: int) -> int:
+    """Return the tokens of a replica, padded so that its attention ranks can each take an equal share of them.
+
+    >>> whole_shares(5, 2), whole_shares(0, 2)
+    (6, 0)
+
+    Source: SGLang @ 6ed5780c4fd3 model_executor/forward_batch_info.py prepare_mlp_sync_batch: before the mode is
+    chosen and the buffer is sized.
+    """
+    return -(-tokens // attention_tp) * attention_tp
 
 
 def gathered_rows(setting: Setting) -> int:
     """Return the rows of the buffer that holds the tokens of all replicas, of all shares of a prompt cut over ranks.
 
-    SUM_LEN: the sum; MAX_LEN: DP x max. TensorRT-LLM gathers rows of different numbers: the sum.
+    SUM_LEN: the sum; MAX_LEN: DP x max; of tokens padded to a multiple of attention TP. TensorRT-LLM, whose attention
+    ranks are replicas, gathers rows of different numbers: the sum.
     """
-    rows = setting.replica_tokens
-    is_sum = sums_tokens(setting) or setting.framework == "tensorrt_llm"
     shares = setting.layout.cp if setting.workload.phase == "prefill" else 1
-    return shares * (sum(rows) if is_sum else len(rows) * max(rows))
+    rows = [whole_shares(shares * own, setting.tp) for own in setting.replica_tokens]
+    is_sum = sums_tokens(setting) or setting.framework == "tensorrt_llm"
+    return sum(rows) if is_sum else len(rows) * max(rows)
 
 
 def _vllm_control(setting: Setting) -> tuple[Stream, ...]:
@@ -223,7 +242,10 @@ def data_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     reduce-scatter among the attention ranks of a replica, an all-gather of DP x max, and back.
     """
     row = setting.shape.hidden * setting.element_bytes
-    whole, largest = gathered_rows(setting) * row, setting.hidden_bytes
+    whole, largest = gathered_rows(setting) * row, whole_shares(setting.local_tokens, setting.tp) * row
+    padded = (
+        ", T padded to a multiple of attention TP" if any(own % setting.tp for own in setting.replica_tokens) else ""
+    )
     everyone, own = setting.groups["tp"], setting.tensor_groups
     is_trt = setting.framework == "tensorrt_llm"
     streams: list[Stream] = []
@@ -236,7 +258,7 @@ def data_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
                 op="all_reduce",
                 groups=everyone,
                 payload_bytes=whole,
-                formula="sum of T over replicas * H * b",
+                formula=f"sum of T over replicas * H * b{padded}",
                 source=f"{_SOURCE} DpPaddingMode.SUM_LEN",
             )
     else:
@@ -248,7 +270,7 @@ def data_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
                 op="all_gather" if name == "dp.gather" else "reduce_scatter",
                 groups=everyone,
                 payload_bytes=whole,
-                formula=f"{'sum' if is_trt else 'dp * max'} of T over replicas * H * b",
+                formula=f"{'sum' if is_trt else 'dp * max'} of T over replicas * H * b{padded}",
                 source="TensorRT-LLM attention data parallelism" if is_trt else f"{_SOURCE} DpPaddingMode.MAX_LEN",
             )
     for name in ("dp.attention_scatter", "dp.attention_gather"):
@@ -259,7 +281,7 @@ def data_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             op="reduce_scatter" if name == "dp.attention_scatter" else "all_gather",
             groups=own,
             payload_bytes=largest,
-            formula="T * H * b over the TP ranks of one replica",
+            formula=f"T * H * b over the TP ranks of one replica{padded}",
             source=_SOURCE,
         )
     return tuple(streams)

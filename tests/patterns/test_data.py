@@ -112,12 +112,14 @@ def test_sglang_never_takes_what_costs_more(tokens):
     ("workload", "ops", "rows"),
     [
         pytest.param({"replica_tokens": (16, 12, 8, 9)}, "all_gather", 64, id="max_len"),
-        pytest.param({"replica_tokens": (16, 1, 0, 3)}, "all_reduce", 20, id="sum_len"),
+        pytest.param({"replica_tokens": (16, 1, 0, 3)}, "all_reduce", 16 + 2 + 0 + 4, id="sum_len"),
         pytest.param({"replica_tokens": (16, 1, 0, 3), "padded": True}, "all_gather", 64, id="graph: max_len"),
-        pytest.param({"phase": "prefill", "replica_tokens": (7, 11, 13, 0)}, "all_reduce", 31, id="prompts: sum_len"),
+        pytest.param(
+            {"phase": "prefill", "replica_tokens": (7, 11, 13, 0)}, "all_reduce", 8 + 12 + 14, id="prompts: sum_len"
+        ),
     ],
 )
-def test_sglang_gathers_real_tokens(workload, ops, rows):
+def test_sglang_gathers_tokens_padded_to_attention_tp(workload, ops, rows):
     streams = streams_of("Qwen3-30B-A3B", Layout(tp=8, dp=4), "sglang", **workload)
     gather, row = streams["dp.gather"], 2048 * 2
     assert (gather.op, gather.payload_bytes) == (ops, rows * row)
@@ -125,6 +127,89 @@ def test_sglang_gathers_real_tokens(workload, ops, rows):
     assert wire_bytes_per_rank(gather) == wire
     assert ("dp.scatter" in streams) == (ops == "all_gather")
     assert ("dp.mlp_output" in streams) == (ops == "all_reduce")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("tokens", "mode"), [((7, 5, 6), "max_len"), ((9, 1, 1), "sum_len"), ((5, 0, 0), "sum_len")], ids=str
+)
+def test_sglang_gathers_real_tokens_where_attention_is_whole(tokens, mode, phase):
+    streams = streams_of("gpt-oss-120b", Layout(tp=3, dp=3), "sglang", phase=phase, replica_tokens=tokens)
+    row, is_max = 2880 * 2, mode == "max_len" and phase == "decode"
+    rows = 3 * max(tokens) if is_max else sum(tokens)
+    gather = streams["dp.gather"]
+    assert (gather.op, gather.payload_bytes) == ("all_gather" if is_max else "all_reduce", rows * row)
+    assert wire_bytes_per_rank(gather) == (1 if is_max else 2) * 2 * rows * row // 3
+    assert "padded" not in gather.formula
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(4, 4), (5, 6), (7, 8)])
+def test_attention_ranks_take_equal_shares(batch, rows):
+    streams = streams_of("Qwen3-30B-A3B", Layout(tp=8, dp=4), "sglang", batch=batch)
+    assert streams["dp.gather"].payload_bytes == streams["dp.scatter"].payload_bytes == 4 * rows * 2048 * 2
+    for name in ("dp.attention_scatter", "dp.attention_gather"):
+        assert streams[name].payload_bytes == rows * 2048 * 2
+    assert ("padded" in streams["dp.gather"].formula) == (batch != rows)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "names"),
+    [
+        pytest.param((8, 6, 8), 3 * 4, {"dp.gather", "dp.scatter"}, id="max_len"),
+        pytest.param((8, 2, 0), 4 + 1 + 0, {"dp.gather", "dp.mlp_output"}, id="sum_len"),
+        pytest.param((5, 1, 1), 3 + 1 + 1, {"dp.gather", "dp.mlp_output"}, id="halves alone would be max_len"),
+    ],
+)
+def test_half_batches_are_gathered_in_the_mode_of_the_whole_step(tokens, rows, names):
+    layout = Layout(tp=3, dp=3)
+    whole = streams_of("gpt-oss-120b", layout, "sglang", replica_tokens=tokens)
+    halves = streams_of("gpt-oss-120b", layout, "sglang", replica_tokens=tokens, two_batch=True)
+    for streams in (whole, halves):
+        assert {name for name in streams if name.startswith("dp.")} == names
+    for name in names:
+        assert halves[name].op == whole[name].op
+        assert halves[name].payload_bytes == rows * 2880 * 2
+        assert halves[name].calls_per_step == 2 * whole[name].calls_per_step
+
+
+@settings(max_examples=50, deadline=None)
+@given(tokens=st.lists(st.integers(0, 40), min_size=3, max_size=3).filter(any))
+def test_halves_carry_at_least_the_whole(tokens):
+    layout, load = Layout(tp=3, dp=3), {"replica_tokens": tuple(tokens)}
+    whole = streams_of("gpt-oss-120b", layout, "sglang", **load)
+    halves = streams_of("gpt-oss-120b", layout, "sglang", two_batch=True, **load)
+    assert set(whole) == set(halves)
+    for name in (name for name in whole if name.startswith("dp.")):
+        extra = 2 * halves[name].payload_bytes - whole[name].payload_bytes
+        assert 0 <= extra <= 3 * 2880 * 2  # at most one more token of each replica
+
+
+def test_micro_batches_gather_their_own_tokens():
+    load = {"phase": "prefill", "replica_tokens": (40, 20, 12), "tokens": 40}
+    whole = streams_of("gpt-oss-120b", Layout(tp=3, dp=3), "sglang", **load)["dp.gather"]
+    parts = streams_of("gpt-oss-120b", Layout(tp=3, dp=3), "sglang", num_micro_batches=4, **load)["dp.gather"]
+    assert (whole.payload_bytes, parts.payload_bytes) == (72 * 2880 * 2, 18 * 2880 * 2)
+    assert parts.calls_per_step == 4 * whole.calls_per_step
+
+
+def test_half_batches_agree_once():
+    load = {"batch": 64, "expert_backend": "deepep_low_latency"}
+    sync = control_of("DeepSeek-V3", Layout(dp=16, ep=16), two_batch=True, **load)["dp.batch_sync"]
+    assert (sync.payload_bytes, sync.calls_per_step) == (256, 1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "speculative", "dummy"),
+    [
+        pytest.param("vllm", Layout(dp=2, ep=2), 0, 1, id="vllm"),
+        pytest.param("vllm", Layout(dp=2, ep=2), 3, 4, id="vllm speculating"),
+        pytest.param("megatron", Layout(dp=2, ep=2), 0, 1, id="megatron"),
+        pytest.param("sglang", Layout(tp=2, dp=2), 0, 0, id="sglang: empty"),
+    ],
+)
+def test_an_idle_replica_runs_a_dummy_batch(framework, layout, speculative, dummy):
+    load = {"replica_tokens": (8, 0), "num_speculative": speculative}
+    assert setting_of("Qwen3-30B-A3B", layout, framework, **load).replica_tokens == (8, dummy)
 
 
 def test_one_replica_is_gathered_as_max_len():
@@ -144,5 +229,7 @@ def test_what_else_crosses_is_never_waited_for():
 
 def test_why_there_is_nothing():
     assert "dense" in why_nothing(setting_of("Llama-3.1-8B", Layout(dp=2)))
+    assert "dense" in why_nothing(setting_of("Llama-3.1-8B", Layout(replicas=2)))
+    assert "whole worlds" in why_nothing(setting_of("DeepSeek-V3", Layout(tp=8, replicas=2)))
     assert "experts" in why_nothing(setting_of("DeepSeek-V3", Layout(dp=2, ep=2)))
     assert why_nothing(setting_of("Llama-3.1-8B", Layout())) == "dp=1: one replica"
