@@ -7,7 +7,12 @@ Keys and values go around a ring or are gathered (here), heads are traded for to
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crosstraffic.patterns.decode_context import check_backend, decode_context_calls, decode_context_streams
+from crosstraffic.patterns.decode_context import (
+    check_backend,
+    decode_context_calls,
+    decode_context_streams,
+    requests_at_once,
+)
 from crosstraffic.patterns.heads import Heads, rank_heads
 from crosstraffic.patterns.layout import Groups
 from crosstraffic.patterns.matrix import Ring
@@ -16,6 +21,7 @@ from crosstraffic.patterns.pass_query import pass_query_calls, pass_query_stream
 from crosstraffic.patterns.setting import Calls, Order, Setting, make_stream
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.ulysses import check_heads, subgroups, ulysses_calls, ulysses_ranks, ulysses_streams
+from crosstraffic.patterns.workload import Workload
 from crosstraffic.patterns.zigzag import check_length, local_rows, request_lengths
 
 _TE = "TransformerEngine @ d0067d0da6cb attention/dot_product_attention/context_parallel.py"
@@ -67,7 +73,7 @@ def style_note(setting: Setting) -> str | None:
         has = ", ".join(ENGINE_STYLES[framework])
         known = "; pass_q is that of arXiv 2411.01783, in no engine described here" if style == "pass_q" else ""
         return f"{framework} has no {style} context parallelism (it has {has}): described as if it had{known}"
-    if framework == "sglang" and min(_lengths(setting)) < 2 * setting.layout.cp:
+    if framework == "sglang" and shortest_prompt(setting.workload) < 2 * setting.layout.cp:
         return (
             f"SGLang cuts prompts from 2 x cp = {2 * setting.layout.cp} tokens on, and runs a batch with a shorter one "
             "whole on every rank: described as if it were cut"
@@ -79,9 +85,10 @@ def style_note(setting: Setting) -> str | None:
     return None
 
 
-def _lengths(setting: Setting) -> tuple[int, ...]:
-    workload = setting.workload
-    return request_lengths(workload.num_tokens, workload.batch)
+def shortest_prompt(workload: Workload) -> int:
+    """Return the tokens of the shortest prompt, or part of one, that a prefill runs at once on any replica."""
+    totals = [tokens for tokens in workload.replica_tokens if tokens] or [workload.num_tokens]
+    return min(request_lengths(workload.pass_tokens(min(totals)), requests_at_once(workload)))
 
 
 def check_context(setting: Setting) -> None:
@@ -97,7 +104,7 @@ def check_context(setting: Setting) -> None:
         return
     style, size = context_style(setting), setting.layout.cp
     if style in RINGS:
-        check_length(min(_lengths(setting)), size)
+        check_length(shortest_prompt(setting.workload), size)
     if style in ("ring", "ulysses_ring") and setting.framework == "megatron" and setting.shape.sliding_layers:
         raise ValueError(
             "Context parallelism does not support sliding window attention with "
@@ -194,7 +201,7 @@ def _kv_rows(setting: Setting) -> int:
         context_style(setting) == "all_gather" and setting.framework in ("vllm", "sglang")
     ):
         return setting.local_tokens
-    requests = min(workload.batch, workload.num_tokens)
+    requests = requests_at_once(workload)
     cached = local_rows(requests * workload.cached_tokens, requests, setting.layout.cp, setting.framework)
     return setting.local_tokens + cached
 

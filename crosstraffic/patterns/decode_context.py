@@ -10,6 +10,7 @@ from crosstraffic.patterns.layout import Groups
 from crosstraffic.patterns.model import KV_FORMATS, dtype_bytes, dtype_name
 from crosstraffic.patterns.setting import Calls, Order, Setting, make_stream
 from crosstraffic.patterns.stream import Op, Stream
+from crosstraffic.patterns.workload import Workload
 
 _COMMON = "vLLM @ 017e9f4448b7 v1/attention/ops/common.py"
 _A2A = "vLLM @ 017e9f4448b7 v1/attention/ops/dcp_alltoall.py dcp_a2a_lse_reduce"
@@ -164,6 +165,11 @@ def merges_packed(setting: Setting) -> bool:
     return setting.workload.dcp_backend == "a2a"
 
 
+def requests_at_once(workload: Workload) -> int:
+    """Return the requests of one replica that a prefill runs at once: all, or those of one micro-batch."""
+    return min(-(-workload.batch // workload.num_micro_batches), workload.pass_tokens(workload.num_tokens))
+
+
 def context_chunks(setting: Setting) -> tuple[int, int]:
     """Return in how many calls a prefill gathers what is cached, and the tokens that a rank contributes to each.
 
@@ -173,9 +179,8 @@ def context_chunks(setting: Setting) -> tuple[int, int]:
     Source: vLLM @ 017e9f4448b7 model_executor/layers/attention/mla_attention.py build_mla_chunked_context_metadata,
     determine_chunked_prefill_workspace_size; SGLang @ 6ed5780c4fd3 srt/layers/dcp/comm.py all_gather_kv_cache_for_dcp.
     """
-    dcp, workload = setting.layout.dcp, setting.workload
-    requests = min(workload.batch, workload.num_tokens)
-    rows = requests * largest_share(workload.cached_tokens, dcp)
+    dcp = setting.layout.dcp
+    rows = requests_at_once(setting.workload) * largest_share(setting.workload.cached_tokens, dcp)
     calls = 1
     if setting.framework == "vllm":
         calls = -(-rows // (WORKSPACE_TOKENS // dcp))
