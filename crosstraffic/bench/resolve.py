@@ -7,7 +7,7 @@ import numpy as np
 
 from crosstraffic.bench.scenario import HandoffSpec, MeasureSpec, PhaseSpec, RoutingSpec, ScenarioFile, StreamSpec
 from crosstraffic.patterns.handoff import handoff, handoff_step
-from crosstraffic.patterns.layout import parse_layout
+from crosstraffic.patterns.layout import Layout, parse_layout
 from crosstraffic.patterns.matrix import ByteRule, Chain, Explicit, Ring
 from crosstraffic.patterns.model import ModelShape, load_model
 from crosstraffic.patterns.phase import control_streams, phase_step, phase_streams
@@ -16,7 +16,16 @@ from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import MATRIX_OPS, Phase, Stream, round_payload
 from crosstraffic.patterns.workload import Workload
 
-HANDOFF_WORK = {"batch", "context", "kv_dtype", "block_tokens", "kv_schedule", "chunk_tokens"}
+HANDOFF_WORK = {
+    "batch",
+    "context",
+    "kv_dtype",
+    "block_tokens",
+    "kv_connector",
+    "kv_schedule",
+    "direction",
+    "chunk_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,15 +147,23 @@ def _handoff(shape: ModelShape, spec: HandoffSpec, file: ScenarioFile, num_ranks
     framework = spec.framework or file.framework
     moved = handoff(
         shape,
-        parse_layout(spec.prefill_layout, world=len(spec.prefill_ranks), framework=framework),
-        parse_layout(spec.decode_layout, world=len(spec.decode_ranks), framework=framework),
+        _pool_layout(spec.prefill_layout, spec.prefill_ranks, spec.prefill_instances, framework),
+        _pool_layout(spec.decode_layout, spec.decode_ranks, spec.decode_instances, framework),
         Workload(phase="handoff", **spec.model_dump(include=HANDOFF_WORK)),
         prefill_ranks=spec.prefill_ranks,
         decode_ranks=spec.decode_ranks,
         framework=framework,
+        prefill_instances=spec.prefill_instances,
+        decode_instances=spec.decode_instances,
     )
-    step = handoff_step(shape, moved.streams, None) if moved.streams else None
+    step = handoff_step(shape, moved.streams, None, moved.runs) if moved.streams else None
     return _Phase(name="handoff", streams=moved.streams, step=step)
+
+
+def _pool_layout(text: str, ranks: Sequence[int], instances: int, framework: str) -> Layout:
+    if len(ranks) % instances:
+        raise ValueError(f"{len(ranks)} ranks do not divide over {instances} instances of {text}")
+    return parse_layout(text, world=len(ranks) // instances, framework=framework)
 
 
 def _includes(big: Stream, small: Stream) -> bool:

@@ -150,6 +150,30 @@ def traffic(
             "--kv-schedule", help="Send per request, layer or chunk; default as the engine.", rich_help_panel=HANDOFF
         ),
     ] = None,
+    kv_connector: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-connector", help="As nixl, nixl_push, mooncake; default the engine's.", rich_help_panel=HANDOFF
+        ),
+    ] = None,
+    direction: Annotated[
+        str | None,
+        typer.Option("--direction", help="Decode ranks pull, or prefill ranks push.", rich_help_panel=HANDOFF),
+    ] = None,
+    cross_layer_blocks: Annotated[
+        bool,
+        typer.Option("--cross-layer-blocks", help="A page of all layers is one piece.", rich_help_panel=HANDOFF),
+    ] = False,
+    contiguous_blocks: Annotated[
+        int | None,
+        typer.Option("--contiguous-blocks", help="Pages in a row on both sides; default all.", rich_help_panel=HANDOFF),
+    ] = None,
+    prefill_instances: Annotated[
+        int, typer.Option("--prefill-instances", help="Instances of --layout.", rich_help_panel=HANDOFF)
+    ] = 1,
+    decode_instances: Annotated[
+        int, typer.Option("--decode-instances", help="Instances of --decode-layout.", rich_help_panel=HANDOFF)
+    ] = 1,
     chunk_tokens: Annotated[
         int, typer.Option("--chunk-tokens", help="Tokens of a prefill chunk.", rich_help_panel=HANDOFF)
     ] = 8192,
@@ -207,6 +231,10 @@ def traffic(
             model_runner=model_runner,
             kv_schedule=kv_schedule,
             chunk_tokens=chunk_tokens,
+            kv_connector=kv_connector,
+            direction=direction,
+            cross_layer_blocks=cross_layer_blocks,
+            contiguous_blocks=contiguous_blocks,
         )
         if framework is not None:
             check_framework(framework)
@@ -215,7 +243,8 @@ def traffic(
         own = parse_layout(layout)
         if phase == "handoff":
             other = own if decode_layout is None else parse_layout(decode_layout)
-            chosen, moved = plan_with(framework, lambda name: _handoff(shape, own, other, workload, name))
+            instances = prefill_instances, decode_instances
+            chosen, moved = plan_with(framework, lambda name: _handoff(shape, (own, other), instances, workload, name))
             data = traffic_data(shape, own, phase, chosen, moved.streams, ranks_per_node)
             data |= {"decode_layout": degrees(other), **handoff_data(moved)}
         else:
@@ -243,17 +272,26 @@ def _whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _handoff(shape: "ModelShape", own: "Layout", other: "Layout", workload: "Workload", framework: str) -> "Handoff":
+def _handoff(
+    shape: "ModelShape",
+    layouts: "tuple[Layout, Layout]",
+    instances: tuple[int, int],
+    workload: "Workload",
+    framework: str,
+) -> "Handoff":
     from crosstraffic.patterns.handoff import handoff
     from crosstraffic.patterns.layout import world_size
 
-    num_prefill, num_decode = world_size(own, framework), world_size(other, framework)
+    prefill, decode = (
+        max(0, number) * world_size(layout, framework) for number, layout in zip(instances, layouts, strict=True)
+    )
     return handoff(
         shape,
-        own,
-        other,
+        *layouts,
         workload,
-        prefill_ranks=range(num_prefill),
-        decode_ranks=range(num_prefill, num_prefill + num_decode),
+        prefill_ranks=range(prefill),
+        decode_ranks=range(prefill, prefill + decode),
         framework=framework,
+        prefill_instances=instances[0],
+        decode_instances=instances[1],
     )

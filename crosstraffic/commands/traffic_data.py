@@ -86,13 +86,20 @@ def algorithms(streams: Sequence[Stream], framework: str, gpu: str, ranks_per_no
 def handoff_data(moved: Handoff) -> dict[str, Any]:
     """Return what a handoff adds: bytes and descriptors between prefill and decode ranks."""
     found = moved.descriptors
+    plan = moved.plan
     return {
+        "connector": plan.connector,
+        "schedule": plan.schedule,
+        "direction": plan.direction,
         "matrix_bytes": moved.matrix_bytes,
         "descriptors": {
             "block_tokens": found.block_tokens,
             "count": found.count,
             "bytes": found.bytes,
             "max_count_per_rank": found.max_count_per_rank,
+            "total": found.total,
+            "posting_s": found.posting_s,
+            "source": found.source,
         },
     }
 

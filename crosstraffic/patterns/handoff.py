@@ -6,16 +6,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from crosstraffic.patterns.cache_parts import cache_parts
+from crosstraffic.patterns.descriptors import Descriptors, Rows, check_cross_layer, piece_descriptors, style_of
 from crosstraffic.patterns.layout import Layout, world_size
-from crosstraffic.patterns.matrix import Explicit, Matrix
-from crosstraffic.patterns.model import ModelShape, dtype_bytes, dtype_name
+from crosstraffic.patterns.matrix import Matrix, Sparse, scale_matrix
+from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_name
 from crosstraffic.patterns.placement import attention_tp, check_model
-from crosstraffic.patterns.reshard import Piece, pieces
+from crosstraffic.patterns.reshard import Pool, make_pool, part_pieces
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
+from crosstraffic.patterns.transfer_schedule import Runs, TransferPlan, even_runs, num_calls, transfer_plan
 from crosstraffic.patterns.workload import Workload
 
-Rows = tuple[tuple[int, ...], ...]
 _SOURCES = {
     "vllm": "vLLM @ 017e9f4448b7 kv_connector/v1/nixl/tp_mapping.py",
     "megatron": "Megatron-LM @ d98e8a64ddf3 core/inference/disaggregation/kv_reshard.py",
@@ -24,30 +26,24 @@ _SOURCES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptors:
-    """Pieces of memory that a transfer names, ``[prefill rank][decode rank]``: how many, and bytes of the largest.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Handoff:
+    """The traffic of one handoff: its stream, bytes and descriptors between ranks, and how the engine makes it.
 
-    The last page of a request counts as a whole one: transfers move pages.
+    ``matrix`` is bytes ``[num_prefill, num_decode]``, all calls together. ``runs`` are the calls, as (how many, bytes
+    of the busiest prefill rank in each), where the workload asks for a schedule; None leaves it to the step.
     """
 
-    block_tokens: int
-    count: Rows
-    bytes: Rows
+    streams: tuple[Stream, ...]
+    matrix: Matrix
+    descriptors: Descriptors
+    plan: TransferPlan
+    runs: Runs | None
 
     @property
-    def max_count_per_rank(self) -> int:
-        """Most descriptors that one decode rank handles."""
-        return max(map(sum, zip(*self.count, strict=True)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff:
-    """The traffic of one handoff: its stream, bytes ``[prefill rank][decode rank]`` and descriptors."""
-
-    streams: tuple[Stream, ...]
-    matrix_bytes: Rows
-    descriptors: Descriptors
+    def matrix_bytes(self) -> Rows:
+        """Bytes ``[prefill rank][decode rank]``."""
+        return tuple(map(tuple, self.matrix.tolist()))
 
 
 def request_pairs(workload: Workload, prefill_replicas: int, decode_replicas: int) -> Counter[tuple[int, int, int]]:
@@ -71,10 +67,6 @@ def request_pairs(workload: Workload, prefill_replicas: int, decode_replicas: in
 def _check(shape: ModelShape, prefill: Layout, decode: Layout, framework: str) -> None:
     for layout in (prefill, decode):
         check_model(shape, layout, framework)
-        if layout.cp > 1 and layout.dcp > 1:
-            raise ValueError(f"a handoff with both cp and dcp on one side is not described: {layout}")
-    if shape.linear_layers:
-        raise ValueError(f"{shape.name}: the state of linear-attention layers in a handoff is not described")
     ours, theirs = attention_tp(decode, framework), attention_tp(prefill, framework)
     if framework == "vllm" and max(ours, theirs) % min(ours, theirs):
         raise ValueError(
@@ -85,17 +77,28 @@ def _check(shape: ModelShape, prefill: Layout, decode: Layout, framework: str) -
         raise ValueError(f"SGLang: decode pp must equal prefill pp ({prefill.pp}) or be 1: {decode.pp}")
 
 
-def _descriptors(piece: Piece, shape: ModelShape, workload: Workload, framework: str, same_tp: bool) -> tuple[int, int]:
-    """Return how many descriptors a piece takes, and the bytes of one."""
-    element = dtype_bytes(workload.kv_dtype or shape.dtype)
-    row = piece.num_heads * shape.kv_elements_per_head * element
-    parts = 1
-    if shape.mla is None and (workload.kv_split or framework == "sglang"):
-        parts = 2
-    if framework == "sglang" and shape.mla is None and not same_tp:
-        return piece.num_layers * piece.num_tokens * parts, row // parts
-    blocks = -(-piece.num_tokens // workload.block_tokens)
-    return piece.num_layers * blocks * parts, workload.block_tokens * row // parts
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Moved:
+    """What one request moves between corners of replicas, ``[prefill corners, decode corners]`` each."""
+
+    num_bytes: Matrix
+    count: Matrix
+    largest: Matrix
+
+
+def _moved(
+    shape: ModelShape, num_tokens: int, pools: tuple[Pool, Pool], workload: Workload, kv_dtype: str, plan: TransferPlan
+) -> _Moved:
+    size = tuple(pool.ranks.shape[1] for pool in pools)
+    num_bytes, count, largest = (np.zeros(size, dtype=np.int64) for _ in range(3))
+    for part in cache_parts(shape, num_tokens, kv_dtype):
+        pieces = part_pieces(part, num_tokens, *pools)
+        number, biggest = piece_descriptors(pieces, *pools, workload, plan)
+        place = (pieces.source, pieces.destination)
+        np.add.at(num_bytes, place, pieces.num_bytes)
+        np.add.at(count, place, number)
+        np.maximum.at(largest, place, biggest)
+    return _Moved(num_bytes=num_bytes, count=count, largest=largest)
 
 
 def _components(matrix: Matrix) -> list[tuple[list[int], list[int]]]:
@@ -116,10 +119,6 @@ def _components(matrix: Matrix) -> list[tuple[list[int], list[int]]]:
     return parts
 
 
-def _rows(matrix: Matrix) -> Rows:
-    return tuple(map(tuple, matrix.tolist()))
-
-
 def handoff(
     shape: ModelShape,
     prefill_layout: Layout,
@@ -129,61 +128,122 @@ def handoff(
     prefill_ranks: Sequence[int],
     decode_ranks: Sequence[int],
     framework: str,
+    prefill_instances: int = 1,
+    decode_instances: int = 1,
 ) -> Handoff:
-    """Return the traffic of handing the KV of one batch from a prefill pool to a decode pool.
+    """Return the traffic of handing the KV of one batch from prefill instances to decode instances.
 
-    ``prefill_ranks`` and ``decode_ranks`` are the world ranks of each pool, in the order of its layout. The one
-    stream, ``pd.kv``, moves all of it in one call; its groups are the ranks that are connected by any transfer.
+    ``prefill_ranks`` and ``decode_ranks`` are the world ranks of each side, instance after instance in the order of its
+    layout. The one stream, ``pd.kv``, moves all of it in one call unless the workload asks for a schedule; its groups
+    are the ranks that are connected by any transfer.
 
     Raises:
-        ValueError: ranks that do not fit the layouts or are in both pools; layouts that the engine cannot join.
+        ValueError: ranks that do not fit the layouts or are on both sides; layouts that the engine cannot join.
     """
     _check(shape, prefill_layout, decode_layout, framework)
-    for name, layout, ranks in (("prefill", prefill_layout, prefill_ranks), ("decode", decode_layout, decode_ranks)):
-        if len(ranks) != world_size(layout, framework):
-            raise ValueError(f"{name}: {layout} takes {world_size(layout, framework)} ranks, {len(ranks)} are given")
+    sides = (
+        ("prefill", prefill_layout, prefill_ranks, prefill_instances),
+        ("decode", decode_layout, decode_ranks, decode_instances),
+    )
+    for name, layout, ranks, instances in sides:
+        if instances < 1:
+            raise ValueError(f"{name}: instances must be a whole number from 1: {instances}")
+        needed = instances * world_size(layout, framework)
+        if len(ranks) != needed:
+            of = f"{instances} x {layout}" if instances > 1 else str(layout)
+            raise ValueError(f"{name}: {of} takes {needed} ranks, {len(ranks)} are given")
     if len({*prefill_ranks, *decode_ranks}) != len(prefill_ranks) + len(decode_ranks):
         raise ValueError("a rank is in both pools, or twice in one")
+    if workload.cross_layer_blocks:
+        check_cross_layer(shape, framework)
+    asked = workload.kv_dtype or shape.kv_dtype
+    kv_dtype = asked if asked in KV_FORMATS else dtype_name(asked)
+    plan = transfer_plan(framework, workload)
+    pools = (
+        make_pool(shape, prefill_layout, framework, prefill_instances),
+        make_pool(shape, decode_layout, framework, decode_instances),
+    )
     size = (len(prefill_ranks), len(decode_ranks))
     matrix, count, largest = (np.zeros(size, dtype=np.int64) for _ in range(3))
-    kv_dtype = dtype_name(workload.kv_dtype or shape.dtype)
-    unit = shape.kv_elements_per_head * dtype_bytes(kv_dtype)
-    same_tp = attention_tp(prefill_layout, framework) == attention_tp(decode_layout, framework)
-    replicas = tuple(layout.dp * layout.replicas for layout in (prefill_layout, decode_layout))
-    pairs = request_pairs(workload, *replicas)
-    for request, times in pairs.items():
-        for piece in pieces(shape, prefill_layout, decode_layout, framework=framework, requests=(request,)):
-            place = piece.source, piece.destination
-            number, num_bytes = _descriptors(piece, shape, workload, framework, same_tp)
-            matrix[place] += times * piece.num_layers * piece.num_heads * piece.num_tokens * unit
-            count[place] += times * number
-            largest[place] = max(largest[place], num_bytes)
+    found: dict[int, _Moved] = {}
+    pairs = request_pairs(workload, pools[0].num_replicas, pools[1].num_replicas)
+    for (source, destination, tokens), times in pairs.items():
+        if tokens not in found:
+            found[tokens] = _moved(shape, tokens, pools, workload, kv_dtype, plan)
+        place = np.ix_(pools[0].ranks[source], pools[1].ranks[destination])
+        matrix[place] += times * found[tokens].num_bytes
+        count[place] += times * found[tokens].count
+        largest[place] = np.maximum(largest[place], found[tokens].largest)
+    stream, runs = _stream(shape, matrix, (prefill_ranks, decode_ranks), workload, kv_dtype, framework, max(found))
+    return Handoff(
+        streams=(stream,),
+        matrix=matrix,
+        descriptors=Descriptors(
+            block_tokens=workload.block_tokens,
+            direction=plan.direction,
+            counts=count,
+            sizes=largest,
+            source=style_of(framework, plan.connector, workload).source,
+        ),
+        plan=plan,
+        runs=runs,
+    )
+
+
+def _stream(
+    shape: ModelShape,
+    matrix: Matrix,
+    ranks: tuple[Sequence[int], Sequence[int]],
+    workload: Workload,
+    kv_dtype: str,
+    framework: str,
+    num_tokens: int,
+) -> tuple[Stream, Runs | None]:
+    """Return the stream, its groups the connected ranks, and the calls where a schedule was asked for."""
+    payload, runs, formula = int(matrix.sum(axis=1).max()), None, _formula(shape)
+    call = matrix
+    if workload.kv_schedule is not None:
+        calls = num_calls(
+            workload.kv_schedule,
+            num_layers=shape.num_layers,
+            num_tokens=num_tokens,
+            chunk_tokens=workload.chunk_tokens,
+        )
+        runs = even_runs(payload, calls)
+        each = runs[-1][1]  # the last call takes what does not divide: the largest
+        call = scale_matrix(matrix, payload, each)
+        payload, formula = each, f"{formula}; 1 / {calls} of it a call, by {workload.kv_schedule}"
     groups: list[tuple[int, ...]] = []
-    squares: list[Rows] = []
+    cells: list[tuple[tuple[int, int, int], ...]] = []
     for rows, columns in _components(matrix):
-        groups.append((*(prefill_ranks[rank] for rank in rows), *(decode_ranks[rank] for rank in columns)))
-        square = np.zeros((len(groups[-1]), len(groups[-1])), dtype=np.int64)
-        square[: len(rows), len(rows) :] = matrix[np.ix_(rows, columns)]
-        squares.append(_rows(square))
-    per_token = "(kv_lora + rope)" if shape.mla else "heads * 2 * d"
+        groups.append((*(ranks[0][rank] for rank in rows), *(ranks[1][rank] for rank in columns)))
+        part = call[np.ix_(rows, columns)]
+        source, destination = np.nonzero(part)
+        amounts = part[source, destination]
+        cells.append(tuple(zip(source.tolist(), (destination + len(rows)).tolist(), amounts.tolist(), strict=True)))
+    alike = len(set(cells)) == 1 and len(set(map(len, groups))) == 1
     stream = Stream(
         name="pd.kv",
         pattern="pd",
         op="kv_transfer",
         phase="handoff",
         groups=tuple(groups),
-        payload_bytes=int(matrix.sum(axis=1).max()),
-        calls_per_step=1,
+        payload_bytes=payload,
+        calls_per_step=1 if runs is None else sum(times for times, _ in runs),
         dtype=kv_dtype,
-        formula=f"S * {per_token} * L * b over layers, heads and tokens that both ranks hold, one source for each",
+        formula=formula,
         source=_SOURCES[framework],
-        rule=Explicit(bytes=(squares[0],) if len(set(squares)) == 1 else tuple(squares)),
+        rule=Sparse(cells=(cells[0],) if alike else tuple(cells)),
     )
-    return Handoff(
-        streams=(stream,),
-        matrix_bytes=_rows(matrix),
-        descriptors=Descriptors(block_tokens=workload.block_tokens, count=_rows(count), bytes=_rows(largest)),
-    )
+    return stream, runs
+
+
+def _formula(shape: ModelShape) -> str:
+    cached = f"S * {'(kv_lora + rope)' if shape.mla else 'heads * 2 * d'} * L * b"
+    if shape.compress_ratios:
+        cached = "entries of each layer (window, S / ratio) * bytes of one"
+    state = " + the state of linear-attention layers" if shape.linear_layers else ""
+    return f"{cached}{state} over layers, heads and tokens that both ranks hold, one source for each"
 
 
 def on_ranks(streams: Sequence[Stream], ranks: Sequence[int]) -> tuple[Stream, ...]:
@@ -194,19 +254,18 @@ def on_ranks(streams: Sequence[Stream], ranks: Sequence[int]) -> tuple[Stream, .
     )
 
 
-def handoff_step(shape: ModelShape, handoff_streams: Sequence[Stream], decode_step: Step | None) -> Step:
-    """Return a layer-wise handoff, an equal call per layer, beside a decode step if one is given.
+def handoff_step(
+    shape: ModelShape, handoff_streams: Sequence[Stream], decode_step: Step | None, runs: Runs | None = None
+) -> Step:
+    """Return a handoff beside a decode step if one is given: the calls of ``runs``, or an equal call per layer.
 
-    The last call takes what does not divide, so that all calls together move the stream's payload.
+    The last call takes what does not divide, so that all calls together move all bytes.
     """
     blocks: list[Block] = []
     for stream in handoff_streams:
-        layer, rest = divmod(stream.payload_bytes, shape.num_layers)
-        sizes = [(shape.num_layers - 1, layer), (1, layer + rest)] if rest else [(shape.num_layers, layer)]
         blocks += [
             Block(repeat=repeat, tasks=(Task(stream=stream.name, payload_bytes=size),))
-            for repeat, size in sizes
-            if repeat and size
+            for repeat, size in runs or even_runs(stream.payload_bytes, shape.num_layers)
         ]
     lanes: tuple[tuple[Block, ...], ...] = (tuple(blocks),)
     if decode_step is not None:

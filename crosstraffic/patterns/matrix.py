@@ -77,6 +77,33 @@ class Explicit:
         return np.array(rows, dtype=np.int64).reshape(num_ranks, num_ranks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sparse:
+    """Only who sends anything, ``cells[group]`` of (source, destination, bytes); one list may serve all groups."""
+
+    cells: tuple[tuple[tuple[int, int, int], ...], ...]
+    kind: str = "sparse"
+
+    def __post_init__(self) -> None:
+        if any(min(cell) < 0 for cells in self.cells for cell in cells):
+            raise ValueError("a cell of a byte matrix is (source, destination, bytes), none negative")
+
+    def matrix(self, num_ranks: int, group_index: int) -> Matrix:
+        cells = self.cells[group_index if self.by_group else 0]
+        if any(max(cell[:2]) >= num_ranks for cell in cells):
+            raise ValueError(f"a byte matrix with ranks over {num_ranks - 1} does not fit a group of {num_ranks}")
+        matrix = np.zeros((num_ranks, num_ranks), dtype=np.int64)
+        if cells:
+            source, destination, num_bytes = np.array(cells, dtype=np.int64).T
+            np.add.at(matrix, (source, destination), num_bytes)
+        return matrix
+
+    @property
+    def by_group(self) -> bool:
+        """Tell whether each group has cells of its own."""
+        return len(self.cells) > 1
+
+
 def groups_differ(rule: ByteRule) -> bool:
     """Tell whether groups of the same size may have different matrices: a rule says so by ``by_group``."""
     return bool(getattr(rule, "by_group", False))
@@ -140,7 +167,7 @@ def scale_matrix(matrix: Matrix, payload_bytes: int, new_payload_bytes: int) -> 
 def _rules() -> Mapping[str, type]:
     from crosstraffic.patterns.routing import Routed  # routing builds on this module
 
-    return {"ring": Ring, "chain": Chain, "explicit": Explicit, "routed": Routed}
+    return {"ring": Ring, "chain": Chain, "explicit": Explicit, "sparse": Sparse, "routed": Routed}
 
 
 def rule_to_dict(rule: ByteRule) -> dict[str, Any]:

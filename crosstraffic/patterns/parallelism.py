@@ -288,7 +288,15 @@ END = "<!-- end of parallelisms -->"
 
 def table_text() -> str:
     """Return the table of parallelisms as Markdown, a row for each way to communicate."""
-    lines = ["| parallelism | what is cut | on the wire, a layer | bytes a rank sends, a layer | group | when it hurts |"]
+    heads = (
+        "parallelism",
+        "what is cut",
+        "on the wire, a layer",
+        "bytes a rank sends, a layer",
+        "group",
+        "when it hurts",
+    )
+    lines = [f"| {' | '.join(heads)} |"]
     lines.append("|---|---|---|---|---|---|")
     for entry in PARALLELISMS.values():
         for index, way in enumerate(entry.exchanges):

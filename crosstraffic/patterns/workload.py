@@ -24,7 +24,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "allgather_reducescatter",
     ),
     "model_runner": ("v1", "v2"),
+    "kv_connector": ("nixl", "nixl_push", "mooncake", "nccl", "ucx"),
     "kv_schedule": ("request", "layer", "chunk"),
+    "direction": ("pull", "push"),
 }
 PHASES = CHOICES["phase"]
 CONTEXT_STYLES = CHOICES["context_style"]
@@ -34,7 +36,9 @@ WHAT: Mapping[str, str] = {
     "dcp_backend": "decode-context backend",
     "expert_backend": "expert backend",
     "model_runner": "model runner",
+    "kv_connector": "KV connector",
     "kv_schedule": "KV schedule",
+    "direction": "direction of the handoff",
 }
 AT_LEAST: Mapping[str, int] = {
     "batch": 1,
@@ -76,8 +80,12 @@ class Workload:
     Engine. None is the engine's own choice. ``two_batch`` runs two half batches against each other (DBO, TBO);
     ``virtual_stages`` is chunks of layers per pipeline stage (interleaving); ``layer_partition`` the layers of each
     stage where they are named; ``model_runner`` is vLLM's (v1, v2); ``redundant_experts`` replicas of hot experts
-    (EPLB); ``quantized_all_reduce`` the format on the wire of TP all-reduces; ``kv_schedule`` when a handoff sends: a
-    whole request, each layer, or each chunk of ``chunk_tokens``.
+    (EPLB); ``quantized_all_reduce`` the format on the wire of TP all-reduces.
+
+    Handoff. ``kv_connector`` moves the cache, ``kv_schedule`` says when: a whole request, each layer, or each chunk of
+    ``chunk_tokens``; ``direction`` who moves it: decode ranks pull, or prefill ranks push. ``cross_layer_blocks`` puts
+    a page of all layers in one piece of memory; ``contiguous_blocks`` is how many pages lie in a row on both sides,
+    None: all that go together.
     """
 
     phase: Phase
@@ -110,8 +118,12 @@ class Workload:
     virtual_stages: int = 1
     layer_partition: tuple[int, ...] = ()
     model_runner: str | None = None
+    kv_connector: str | None = None
     kv_schedule: str | None = None
+    direction: str | None = None
     chunk_tokens: int = 8192
+    cross_layer_blocks: bool = False
+    contiguous_blocks: int | None = None
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
@@ -120,7 +132,7 @@ class Workload:
             if getattr(self, field) < least:
                 rule = "must not be negative" if least == 0 else f"must be a whole number from {least}"
                 raise ValueError(f"{field} {rule}: {getattr(self, field)}")
-        for field in ("tokens", "ulysses_ranks"):
+        for field in ("tokens", "ulysses_ranks", "contiguous_blocks"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ValueError(f"{field} must be a whole number from 1: {value}")

@@ -102,7 +102,7 @@ def test_a_model_may_lie_beside_the_file(tmp_path: Path) -> None:
 def test_recorded_counts_may_lie_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "counts.json").write_text(json.dumps([1] * 64 + [3] * 64))
     path = tmp_path / "mine.toml"
-    phase = '[prefill]\nlayout = "dp=4,ep=4"\ntokens = 64\nrouting = "counts:counts.json"\n'
+    phase = '[decode]\nlayout = "dp=4,ep=4"\nbatch = 64\nrouting = "counts:counts.json"\n'
     path.write_text(f'name = "x"\nmodel = "Qwen3-30B-A3B"\n{phase}')
     streams = {stream.name: stream for stream in resolve(read_scenario(str(path)), 4).streams}
     received = streams["ep.dispatch"].matrix().sum(axis=0)

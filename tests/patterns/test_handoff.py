@@ -9,7 +9,7 @@ from crosstraffic.patterns.handoff import handoff, handoff_step, on_ranks
 from crosstraffic.patterns.layout import Layout, world_size
 from crosstraffic.patterns.model import ModelShape, load_model
 from crosstraffic.patterns.phase import phase_step, phase_streams
-from crosstraffic.patterns.reshard import heads_of, holdings, token_owners
+from crosstraffic.patterns.reshard import heads_of, holdings, token_shares
 from crosstraffic.patterns.workload import Workload
 
 
@@ -110,7 +110,7 @@ def test_heads_cover_all_and_are_even(num_heads, tp):
 
 
 def test_zig_zag_gives_rank_r_chunks_r_and_last_minus_r():
-    owners = token_owners(8, Layout(cp=4))
+    owners = token_shares(8, Layout(cp=4), "megatron")
     assert [np.nonzero(owners == rank)[0].tolist() for rank in range(4)] == [[0, 7], [1, 6], [2, 5], [3, 4]]
 
 
