@@ -1,0 +1,87 @@
+"""Encoder disaggregation: embeddings of images or audio move from encoder ranks to the ranks that prefill."""
+
+from collections.abc import Sequence
+
+from crosstraffic.patterns.matrix import Sparse
+from crosstraffic.patterns.model import dtype_bytes, dtype_name
+from crosstraffic.patterns.stream import Stream
+
+_SOURCES = {
+    "vllm": "vLLM @ 017e9f4448b7 distributed/ec_transfer",
+    "sglang": "SGLang @ 6ed5780c4fd3 disaggregation/encode_server.py",
+}
+
+
+def embedding_bytes(num_tokens: int, hidden: int, dtype: str = "bfloat16", num_deepstack: int = 0) -> int:
+    """Return the bytes of the embeddings of a request: N_mm * H_out * b * (1 + n_deepstack).
+
+    ``num_deepstack`` is how many inner layers of the language model get embeddings of their own (Qwen3-VL: 3).
+
+    >>> embedding_bytes(576, 4096), embedding_bytes(16_384, 3584)
+    (4718592, 117440512)
+
+    Raises:
+        ValueError: negative numbers, or an unknown dtype.
+
+    Source: SGLang @ 6ed5780c4fd3 disaggregation/encode_server.py (H_out * (1 + len(deepstack)) a token).
+    """
+    for name, value in (("num_tokens", num_tokens), ("hidden", hidden), ("num_deepstack", num_deepstack)):
+        if value < 0:
+            raise ValueError(f"{name} must not be negative: {value}")
+    return num_tokens * hidden * dtype_bytes(dtype) * (1 + num_deepstack)
+
+
+def encoder_handoff(
+    *,
+    encoder_ranks: Sequence[int],
+    prefill_ranks: Sequence[int],
+    ranks_per_replica: int,
+    num_tokens: int,
+    hidden: int,
+    num_requests: int = 1,
+    dtype: str = "bfloat16",
+    num_deepstack: int = 0,
+    framework: str = "vllm",
+) -> tuple[Stream, ...]:
+    """Return the stream ``epd.embeddings``: requests of ``num_tokens`` embeddings, encoders and replicas in turn.
+
+    Request i is encoded by encoder i mod E and prefilled by replica i mod R, whose ranks all read the embeddings: each
+    tensor-parallel rank needs them whole. Nothing is returned where nothing moves.
+
+    Raises:
+        ValueError: an engine without encoder disaggregation, ranks on both sides, or ranks that make no whole replicas.
+    """
+    if framework not in _SOURCES:
+        raise ValueError(f"{framework} has no encoder disaggregation described here; allowed: {', '.join(_SOURCES)}")
+    if ranks_per_replica < 1 or len(prefill_ranks) % ranks_per_replica or not prefill_ranks:
+        raise ValueError(f"{len(prefill_ranks)} prefill ranks make no replicas of {ranks_per_replica}")
+    if not encoder_ranks or len({*encoder_ranks, *prefill_ranks}) != len(encoder_ranks) + len(prefill_ranks):
+        raise ValueError("there must be encoder ranks, and no rank twice or on both sides")
+    if num_requests < 1:
+        raise ValueError(f"num_requests must be a whole number from 1: {num_requests}")
+    each = embedding_bytes(num_tokens, hidden, dtype, num_deepstack)
+    if each == 0:
+        return ()
+    num_replicas = len(prefill_ranks) // ranks_per_replica
+    cells: dict[tuple[int, int], int] = {}
+    for request in range(num_requests):
+        source = request % len(encoder_ranks)
+        first = len(encoder_ranks) + request % num_replicas * ranks_per_replica
+        for destination in range(first, first + ranks_per_replica):
+            cells[source, destination] = cells.get((source, destination), 0) + each
+    sent = [sum(amount for (source, _), amount in cells.items() if source == one) for one in range(len(encoder_ranks))]
+    return (
+        Stream(
+            name="epd.embeddings",
+            pattern="epd",
+            op="kv_transfer",
+            phase="handoff",
+            groups=((*encoder_ranks, *prefill_ranks),),
+            payload_bytes=max(sent),
+            calls_per_step=1,
+            dtype=dtype_name(dtype),
+            formula="N_mm * H_out * b * (1 + n_deepstack) to each rank of a replica",
+            source=_SOURCES[framework],
+            rule=Sparse(cells=(tuple((*place, amount) for place, amount in sorted(cells.items())),)),
+        ),
+    )

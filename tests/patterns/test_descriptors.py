@@ -1,0 +1,150 @@
+"""Descriptors of a handoff against numbers that others published, and schedules that move all bytes."""
+
+import numpy as np
+import pytest
+
+from crosstraffic.patterns.descriptors import num_regions, posting_s, registered_descriptors
+from crosstraffic.patterns.handoff import handoff, handoff_step
+from crosstraffic.patterns.layout import Layout, world_size
+from crosstraffic.patterns.model import load_model
+from crosstraffic.patterns.transfer_schedule import (
+    CONNECTORS,
+    demand_bytes_per_s,
+    even_runs,
+    exposed_s,
+    num_calls,
+    transfer_plan,
+    transfer_s,
+)
+from crosstraffic.patterns.workload import Workload
+
+LLAMA = load_model("Llama-3.1-70B")
+
+
+def moved(prefill=8, decode=8, framework="vllm", shape=LLAMA, **work):
+    layouts = Layout(tp=prefill), Layout(tp=decode)
+    sizes = [world_size(layout, framework) for layout in layouts]
+    return handoff(
+        shape, *layouts, Workload(phase="handoff", **work), prefill_ranks=range(sizes[0]),
+        decode_ranks=range(sizes[0], sum(sizes)), framework=framework,
+    )  # fmt: skip
+
+
+def test_n16_packed_pages():
+    found = moved(context=8192)
+    assert found.descriptors.count[0][0] == 40_960
+    assert found.descriptors.bytes[0][0] == 8_192
+    assert found.matrix.sum(axis=0).tolist() == [335_544_320] * 8
+
+
+def test_n16_keys_and_values_apart():
+    found = moved(context=1_888, kv_split=True)
+    assert found.descriptors.count[0][0] == 18_880
+    assert found.descriptors.bytes[0][0] == 4_096
+    assert posting_s(18_880) == pytest.approx(0.046, rel=0.02)
+
+
+def test_n16_96_descriptors_a_block():
+    shape = load_model("Qwen3-30B-A3B")  # 48 layers, K and V apart: 96 a block
+    found = moved(1, 1, shape=shape, context=16, kv_split=True)
+    assert (found.descriptors.count[0][0], found.descriptors.bytes[0][0]) == (96, 16_384)
+    assert found.matrix.sum() == 1_572_864
+
+
+def test_n16_slices_of_sglang_where_tp_differs():
+    found = moved(8, 4, "sglang", context=8192)
+    assert found.descriptors.count[0][0] == 1_310_720
+    assert found.descriptors.bytes[0][0] == 256
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
+def test_larger_pages_are_fewer_and_the_bytes_are_the_same(block, kv_dtype):
+    found = moved(context=8192, block_tokens=block, kv_dtype=kv_dtype)
+    pages = found.descriptors
+    assert pages.count[0][0] * pages.bytes[0][0] == found.matrix[0, 0]
+    assert pages.count[0][0] == 80 * 8192 // block
+
+
+def test_pages_of_all_layers_are_one_piece():
+    found = moved(context=8192, cross_layer_blocks=True)
+    assert (found.descriptors.count[0][0], found.descriptors.bytes[0][0]) == (512, 80 * 8_192)
+    assert num_regions(LLAMA, Layout(tp=8), "vllm", Workload(phase="handoff", cross_layer_blocks=True)) == 1
+
+
+def test_pages_in_a_row_become_one_piece_with_mooncake():
+    whole = moved(context=8192, kv_connector="mooncake")
+    assert whole.descriptors.count[0][0] == 80
+    in_fours = moved(context=8192, kv_connector="mooncake", contiguous_blocks=4)
+    assert in_fours.descriptors.count[0][0] == 80 * 512 // 4
+
+
+def test_what_a_rank_registers_is_regions_times_pages():
+    asked = Workload(phase="handoff")
+    assert registered_descriptors(LLAMA, Layout(tp=8), "vllm", asked, num_blocks=10_000) == 800_000
+    assert registered_descriptors(LLAMA, Layout(tp=4, pp=2), "vllm", asked, num_blocks=10) == 400
+    with pytest.raises(ValueError, match="num_blocks must be"):
+        registered_descriptors(LLAMA, Layout(tp=8), "vllm", asked, num_blocks=0)
+
+
+def test_who_posts_depends_on_who_moves():
+    pulled, pushed = moved(8, 4, context=160), moved(8, 4, context=160, kv_connector="nixl_push")
+    assert (pulled.plan.direction, pushed.plan.direction) == ("pull", "push")
+    assert pulled.descriptors.max_count_per_poster == 2 * pushed.descriptors.max_count_per_poster == 2 * 800
+
+
+@pytest.mark.parametrize(("framework", "schedule", "direction"), [
+    ("vllm", "request", "pull"), ("sglang", "chunk", "push"), ("megatron", "request", "pull"),
+])  # fmt: skip
+def test_each_engine_has_its_own_way(framework, schedule, direction):
+    plan = transfer_plan(framework, Workload(phase="handoff"))
+    assert (plan.schedule, plan.direction, plan.is_asked) == (schedule, direction, False)
+
+
+def test_a_connector_that_an_engine_has_not_is_refused():
+    with pytest.raises(ValueError, match="sglang has no KV connector 'nixl_push'; allowed: mooncake, nixl"):
+        transfer_plan("sglang", Workload(phase="handoff", kv_connector="nixl_push"))
+    assert {"vllm", "sglang", "megatron", "tensorrt_llm"} == set(CONNECTORS)
+
+
+@pytest.mark.parametrize(("schedule", "calls"), [("request", 1), ("layer", 80), ("chunk", 3)])
+def test_a_schedule_cuts_the_handoff_and_loses_nothing(schedule, calls):
+    whole = moved(8, 4, context=20_000)
+    found = moved(8, 4, context=20_000, kv_schedule=schedule)
+    (stream,) = found.streams
+    assert stream.calls_per_step == calls == num_calls(schedule, num_layers=80, num_tokens=20_000, chunk_tokens=8192)
+    step = handoff_step(LLAMA, found.streams, None, found.runs)
+    assert sum(block.repeat * task.payload_bytes for block in step.lanes[0] for task in block.tasks) == int(
+        whole.matrix.sum(axis=1).max()
+    )
+    assert np.array_equal(found.matrix, whole.matrix)
+    in_one_call = sum(int(stream.matrix(group).sum()) for group in range(len(stream.groups)))
+    assert whole.matrix.sum() <= calls * in_one_call < whole.matrix.sum() * 1.01
+
+
+def test_without_a_schedule_the_step_is_layer_by_layer():
+    found = moved(context=1000)
+    assert found.runs is None
+    assert found.streams[0].calls_per_step == 1
+    step = handoff_step(LLAMA, found.streams, None)
+    assert sum(block.repeat for block in step.lanes[0]) == 80
+
+
+def test_n5_forty_gibibytes():
+    found = moved(1, 1, context=131_072)
+    assert found.matrix.tolist() == [[40 * 2**30]]
+    assert transfer_s(40 * 2**30, 87e9) == pytest.approx(0.494, abs=5e-4)
+    assert transfer_s(40 * 2**30, 190e9) == pytest.approx(0.226, abs=5e-4)
+
+
+def test_layers_hide_behind_the_prefill_and_a_whole_request_does_not():
+    assert exposed_s(1000, 100.0, calls=1, prefill_s=100.0) == 10.0
+    assert exposed_s(1000, 100.0, calls=10, prefill_s=100.0) == pytest.approx(1.0)
+    assert exposed_s(1000, 100.0, calls=10, prefill_s=4.0) == pytest.approx(7.0)
+    assert demand_bytes_per_s(73_700, 70_272) == pytest.approx(5.2e9, rel=0.01)
+    for calls in (0, -1):
+        with pytest.raises(ValueError, match="calls must be from 1"):
+            exposed_s(1, 1.0, calls=calls, prefill_s=0.0)
+    with pytest.raises(ValueError, match="bytes_per_s must be positive"):
+        transfer_s(1, 0.0)
+    assert even_runs(0, 3) == ()
