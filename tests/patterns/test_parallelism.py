@@ -30,7 +30,7 @@ CASES = {
     "tp.attention_output": (LLAMA, Layout(tp=8), "vllm", DECODE, (1, 1), {"P": 8, "T": 64}),
     "sp.all_gather": (LLAMA, Layout(tp=8), "megatron", SEQUENCE, (2, 2), {"P": 8, "T": 4096}),
     "cp.kv_ring": (LLAMA, Layout(tp=2, cp=4), "megatron", RING, (3,), {"P": 4, "T": 4096, "TP": 2}),
-    "cp.kv_all_gather": (LLAMA, Layout(tp=2, cp=4), "megatron", GATHER, (1,), {"P": 4, "T": 4096, "TP": 2}),
+    "cp.kv_all_gather": (LLAMA, Layout(tp=2, cp=4), "megatron", GATHER, (2,), {"P": 4, "T": 4096, "TP": 2}),
     "dcp.query": (LLAMA, Layout(tp=16, dcp=2), "vllm", DECODE, (1, 1, 1), {"P": 2, "T": 64, "TP": 16}),
     "pp.activation": (LLAMA, Layout(tp=4, pp=2), "vllm", DECODE, (1,), {"T": 64, "TP": 4}),
     "ep.dispatch": (DEEPSEEK, Layout(dp=8, ep=8), "vllm", DECODE, (1, 1), {"P": 8, "T": 64}),
