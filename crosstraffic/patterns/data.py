@@ -62,10 +62,14 @@ def why_nothing(setting: Setting) -> str:
     """Say why data parallelism has no stream of its own in a step."""
     if setting.layout.dp * setting.layout.replicas == 1:
         return "dp=1: one replica"
-    if setting.shape.moe_layers and setting.layout.dp > 1:
-        return f"{NOTHING} but those of the experts (ep.*); they agree on each step in control messages"
-    what = "whole worlds" if setting.shape.moe_layers else "those of a dense model"
-    return f"{NOTHING}: {what} are independent"
+    parts: list[str] = []
+    if setting.layout.dp > 1 and expert_path(setting) in ("all_to_all", "gather_scatter"):
+        parts.append("but those of the experts (ep.*)")
+    if data_control(setting):
+        parts.append("and agree on each step in control messages")
+    if parts:
+        return f"{NOTHING} {', '.join(parts)}"
+    return f"{NOTHING}: {'they' if setting.shape.moe_layers else 'those of a dense model'} are independent"
 
 
 def useful_fraction(tokens: Sequence[int]) -> float:

@@ -11,7 +11,7 @@ from crosstraffic.patterns.context import (
     style_note,
     why_no_context,
 )
-from crosstraffic.patterns.data import NOTHING, data_control, data_streams, sums_tokens
+from crosstraffic.patterns.data import data_control, data_streams, sums_tokens, why_nothing
 from crosstraffic.patterns.expert import exchange_calls, expert_path, expert_streams, is_cut_over_tp
 from crosstraffic.patterns.expert_counts import expert_control
 from crosstraffic.patterns.expert_tensor import partial_sum_calls, sums_apart
@@ -155,7 +155,7 @@ def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: s
         }
         reasons["ep"] = why[expert_path(setting)]
     if "dp" not in present:
-        reasons["dp"] = NOTHING if layout.dp * layout.replicas > 1 else "dp=1: one replica"
+        reasons["dp"] = why_nothing(setting)
     return reasons
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from crosstraffic.patterns.data import BACKGROUND, occasional, padding_mode, useful_fraction, why_nothing
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import load_model
-from crosstraffic.patterns.phase import control_streams, phase_streams
+from crosstraffic.patterns.phase import control_streams, left_out, phase_streams
 from crosstraffic.patterns.setting import make_setting
 from crosstraffic.patterns.wire import wire_bytes_per_rank
 from crosstraffic.patterns.workload import Workload
@@ -230,6 +230,27 @@ def test_what_else_crosses_is_never_waited_for():
 def test_why_there_is_nothing():
     assert "dense" in why_nothing(setting_of("Llama-3.1-8B", Layout(dp=2)))
     assert "dense" in why_nothing(setting_of("Llama-3.1-8B", Layout(replicas=2)))
-    assert "whole worlds" in why_nothing(setting_of("DeepSeek-V3", Layout(tp=8, replicas=2)))
+    assert "independent" in why_nothing(setting_of("DeepSeek-V3", Layout(tp=8, replicas=2)))
     assert "experts" in why_nothing(setting_of("DeepSeek-V3", Layout(dp=2, ep=2)))
     assert why_nothing(setting_of("Llama-3.1-8B", Layout())) == "dp=1: one replica"
+
+
+AGREES = "agree on each step in control messages"
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "framework", "said", "unsaid"),
+    [
+        pytest.param("Llama-3.1-8B", Layout(dp=2), "vllm", "dense model are independent", AGREES, id="dense"),
+        pytest.param("DeepSeek-V3", Layout(dp=2, ep=2), "vllm", AGREES, "independent", id="experts"),
+        pytest.param("DeepSeek-V3", Layout(tp=8, replicas=2), "vllm", "independent", AGREES, id="worlds"),
+        pytest.param("Qwen3-30B-A3B", Layout(tp=2, dp=2), "megatron", "independent", "ep.*", id="megatron without ep"),
+        pytest.param("Qwen3-30B-A3B", Layout(tp=8, dp=8, ep=8), "tensorrt_llm", "ep.*", AGREES, id="tensorrt_llm"),
+        pytest.param("Llama-3.1-8B", Layout(tp=2), "vllm", "one replica", "independent", id="one"),
+    ],
+)
+def test_a_step_says_why_its_replicas_send_nothing(model, layout, framework, said, unsaid):
+    why = left_out(load_model(model), layout, Workload(phase="decode"), framework)["dp"]
+    assert said in why
+    assert unsaid not in why
+    assert (AGREES in why) == ("dp.batch_sync" in control_of(model, layout, framework))
