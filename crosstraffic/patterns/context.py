@@ -34,6 +34,11 @@ ENGINE_STYLES: Mapping[str, tuple[str, ...]] = {
     "megatron": ("ring", "all_gather", "ulysses", "ulysses_ring"),
     "tensorrt_llm": ("ulysses",),
 }
+OUTPUT_SOURCES: Mapping[str, str] = {
+    "vllm": "vLLM @ 017e9f4448b7 v1/worker/gpu/pcp_manager.py restore_hidden_states",
+    "sglang": f"{_SGLANG}/utils.py cp_gather_after_forward",
+    "tensorrt_llm": "TensorRT-LLM @ 01ea6d79d454 tensorrt_llm/models/modeling_utils.py DecoderModelForCausalLM.forward",
+}
 TE_NAMES: Mapping[str, str] = {"ring": "p2p", "ulysses": "a2a", "ulysses_ring": "a2a+p2p"}
 RINGS = ("ring", "ulysses_ring", "pass_q")
 
@@ -143,16 +148,18 @@ def attention_calls(setting: Setting) -> Calls:
 def output_calls(setting: Setting) -> Calls:
     """Return what brings the tokens of a context group together again behind the last layer.
 
-    vLLM gathers the rows of all ranks in every step, those of decode too, of which each rank has all; SGLang those of a
-    prefill.
+    vLLM gathers the rows of all ranks in every step, those of decode too, of which each rank has all; SGLang and
+    TensorRT-LLM those of a prefill.
     """
-    is_gathered = setting.framework == "vllm" or (setting.framework == "sglang" and is_context_cut(setting))
+    is_gathered = setting.framework == "vllm" or (setting.framework in OUTPUT_SOURCES and is_context_cut(setting))
     return (("pcp.hidden_states", 1),) if setting.layout.cp > 1 and is_gathered else ()
 
 
 def why_no_context(setting: Setting) -> str:
     """Say why neither form of context parallelism puts anything on the wire."""
     layout, phase = setting.layout, setting.workload.phase
+    if phase == "decode" and setting.framework == "tensorrt_llm" and layout.cp > 1:
+        return "cuts the prompt: what TensorRT-LLM does in decode (heads traded again, or Helix) is not described"
     if phase == "decode" and layout.cp > 1:
         return "cuts the prompt: in decode only dcp > 1 puts traffic on the wire"
     if phase == "prefill" and layout.dcp > 1:
@@ -320,8 +327,6 @@ def _gather_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
 
 def _output_stream(setting: Setting, order: Order) -> tuple[Stream, ...]:
     groups = setting.groups["cp"]
-    is_vllm = setting.framework == "vllm"
-    where = "vLLM @ 017e9f4448b7 v1/worker/gpu/pcp_manager.py restore_hidden_states"
     return make_stream(
         setting,
         order,
@@ -332,5 +337,5 @@ def _output_stream(setting: Setting, order: Order) -> tuple[Stream, ...]:
         formula="S * H * b, S / P from each rank"
         if is_context_cut(setting)
         else "P * B * H * b: every rank has all rows of a decode",
-        source=where if is_vllm else f"{_SGLANG}/utils.py cp_gather_after_forward",
+        source=OUTPUT_SOURCES.get(setting.framework, ""),
     )

@@ -99,6 +99,8 @@ def test_transformer_engine_gathers_expanded_keys_and_values_of_latent_attention
         pytest.param("vllm", Layout(cp=4), "decode", 4 * 8 * 7168 * 2, id="vllm decode: every rank has all rows"),
         pytest.param("sglang", Layout(tp=4, cp=4), "prefill", 4096 * 7168 * 2, id="sglang prefill"),
         pytest.param("sglang", Layout(tp=4, cp=4), "decode", None, id="sglang decode"),
+        pytest.param("tensorrt_llm", Layout(cp=4), "prefill", 4096 * 7168 * 2, id="tensorrt_llm prefill"),
+        pytest.param("tensorrt_llm", Layout(cp=4), "decode", None, id="tensorrt_llm decode"),
         pytest.param("megatron", Layout(cp=4), "prefill", None, id="megatron"),
     ],
 )
@@ -255,7 +257,8 @@ def test_notes_of_what_an_engine_does_with_short_prompts_and_windows():
     ("layout", "framework", "phase", "reason"),
     [
         pytest.param(Layout(), "vllm", "prefill", "cp=1: its groups have one rank", id="none"),
-        pytest.param(Layout(cp=2), "megatron", "decode", "cuts the prompt", id="decode"),
+        pytest.param(Layout(cp=2), "megatron", "decode", "only dcp > 1 puts traffic on the wire", id="decode"),
+        pytest.param(Layout(cp=2), "tensorrt_llm", "decode", "or Helix) is not described", id="tensorrt_llm"),
         pytest.param(Layout(tp=8, dcp=8), "vllm", "prefill", "finds nothing in it (cached_tokens=0)", id="dcp"),
     ],
 )
