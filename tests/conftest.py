@@ -1,4 +1,4 @@
-"""In continuous integration, a test of MPI, Gloo or Slurm that was skipped is a failure: it would prove nothing in silence."""
+"""In continuous integration a skipped test of MPI, Gloo or Slurm is a failure: it would prove nothing in silence."""
 
 import os
 import re

@@ -18,8 +18,8 @@ Path = Literal["none", "tensor", "gathered", "all_to_all", "gather_scatter"]
 def backend(setting: Setting) -> str:
     """Return the dispatcher: what was asked, else the one that each engine uses for expert parallelism at scale.
 
-    That is DeepEP's low-latency kernels for the few tokens of a decode step (one message per token and expert), and its
-    high-throughput ones for a prefill (one per token and node, or rank).
+    The low-latency dispatcher sends one message per (token, expert) in prefill too; nothing is de-duplicated. Ask for
+    ``deepep_high_throughput`` where the groups lie evenly on nodes.
     """
     if setting.workload.expert_backend is not None:
         return setting.workload.expert_backend
@@ -27,9 +27,7 @@ def backend(setting: Setting) -> str:
         return "alltoall"
     if setting.framework == "sglang" and (setting.layout.ep != setting.layout.tp or setting.layout.dp == 1):
         return "allgather_reducescatter"
-    if setting.layout.ep == 1:
-        return "allgather_reducescatter"
-    return "deepep_high_throughput" if setting.workload.phase == "prefill" else "deepep_low_latency"
+    return "deepep_low_latency" if setting.layout.ep > 1 else "allgather_reducescatter"
 
 
 def expert_path(setting: Setting) -> Path:
