@@ -1,7 +1,7 @@
 """ModelShape: the sizes of a model that decide its traffic; from the catalogue or any Hugging Face config.json."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -279,20 +279,3 @@ def load_model(name_or_path: str) -> ModelShape:
     return model_from_config(
         config, name=own_name if isinstance(own_name, str) and own_name else fallback, source=str(name_or_path)
     )
-
-
-def layer_runs(layers: Sequence[int], moe_layers: Sequence[int]) -> tuple[tuple[bool, int], ...]:
-    """Group consecutive layers of one kind: (has experts, how many).
-
-    >>> layer_runs(range(5), (3, 4))
-    ((False, 3), (True, 2))
-    """
-    experts = set(moe_layers)
-    runs: list[tuple[bool, int]] = []
-    for layer in layers:
-        is_moe = layer in experts
-        if runs and runs[-1][0] == is_moe:
-            runs[-1] = (is_moe, runs[-1][1] + 1)
-        else:
-            runs.append((is_moe, 1))
-    return tuple(runs)

@@ -109,6 +109,16 @@ PARALLELISMS: Mapping[str, Parallelism] = {
                 collective="all-gather of K and V",
                 formula="(P - 1) * T / P * 2 * K / TP * d * b",
             ),
+            Exchange(
+                streams=("cp.ulysses_query", "cp.ulysses_key", "cp.ulysses_value", "cp.ulysses_output"),
+                collective="4 all-to-alls (Ulysses), heads for tokens",
+                formula="(P - 1) / P * T / P * (2 * Hq + 2 * K) / TP * d * b",
+            ),
+            Exchange(
+                streams=("cp.query_ring", "cp.partial_output"),
+                collective="P - 1 sends of queries, all-to-all of outputs (pass-Q)",
+                formula="(P - 1) * T / P * Hq / TP * (2 * d * b + 4)",
+            ),
         ),
     ),
     "dcp": Parallelism(
@@ -122,6 +132,11 @@ PARALLELISMS: Mapping[str, Parallelism] = {
                 streams=("dcp.query", "dcp.lse", "dcp.output"),
                 collective="2 all-gathers, reduce-scatter",
                 formula="(P - 1) * T * Hq / TP * (2 * d * b + 4 * P)",
+            ),
+            Exchange(
+                streams=("dcp.query", "dcp.exchange"),
+                collective="all-gather, all-to-all of outputs packed with their weights",
+                formula="(P - 1) * T * Hq / TP * d * b + (P - 1) * T * Hq / TP * (d + 2) * b",
             ),
         ),
     ),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from crosstraffic.patterns.model import ModelShape, catalog_names, layer_runs, load_model
+from crosstraffic.patterns.model import ModelShape, catalog_names, load_model
 
 # name, L, H, Hq, K (None: MLA), d (None: MLA), width of a dense MLP (0: none), of an expert, (E, top-k, shared),
 # layers with experts, vocabulary, bytes of a token's KV (None: not linear in tokens)
@@ -211,8 +211,3 @@ SMALL = {
 def test_shapes_that_cannot_be(extra, message):
     with pytest.raises(ValueError, match=message):
         ModelShape(**(SMALL | extra))
-
-
-def test_layer_runs():
-    assert layer_runs((0, 1, 2, 3), (1, 2)) == ((False, 1), (True, 2), (False, 1))
-    assert layer_runs((), (1,)) == ()

@@ -24,26 +24,32 @@ PREFILL = Workload(phase="prefill", tokens=4096)
 RING = Workload(phase="prefill", tokens=4096, context_style="ring")
 GATHER = Workload(phase="prefill", tokens=4096, context_style="all_gather")
 SEQUENCE = Workload(phase="prefill", tokens=4096, sequence_parallel=True)
+ULYSSES = Workload(phase="prefill", tokens=4096, context_style="ulysses")
+PASS_Q = Workload(phase="prefill", tokens=4096, context_style="pass_q")
 DECODE = Workload(phase="decode", batch=64)
-# For each row: model, layout, engine, workload, calls a layer of each stream, symbols of the formula.
+PACKED = Workload(phase="decode", batch=64, dcp_backend="a2a")
+# Each row, by its last stream: model, layout, engine, workload, calls a layer of each stream, symbols of the formula.
 CASES = {
-    "tp.attention_output": (LLAMA, Layout(tp=8), "vllm", DECODE, (1, 1), {"P": 8, "T": 64}),
-    "sp.all_gather": (LLAMA, Layout(tp=8), "megatron", SEQUENCE, (2, 2), {"P": 8, "T": 4096}),
+    "tp.mlp_output": (LLAMA, Layout(tp=8), "vllm", DECODE, (1, 1), {"P": 8, "T": 64}),
+    "sp.reduce_scatter": (LLAMA, Layout(tp=8), "megatron", SEQUENCE, (2, 2), {"P": 8, "T": 4096}),
     "cp.kv_ring": (LLAMA, Layout(tp=2, cp=4), "megatron", RING, (3,), {"P": 4, "T": 4096, "TP": 2}),
     "cp.kv_all_gather": (LLAMA, Layout(tp=2, cp=4), "megatron", GATHER, (2,), {"P": 4, "T": 4096, "TP": 2}),
-    "dcp.query": (LLAMA, Layout(tp=16, dcp=2), "vllm", DECODE, (1, 1, 1), {"P": 2, "T": 64, "TP": 16}),
+    "cp.ulysses_output": (LLAMA, Layout(tp=2, cp=4), "megatron", ULYSSES, (1,) * 4, {"P": 4, "T": 4096, "TP": 2}),
+    "cp.partial_output": (LLAMA, Layout(tp=2, cp=4), "megatron", PASS_Q, (3, 1), {"P": 4, "T": 4096, "TP": 2}),
+    "dcp.exchange": (LLAMA, Layout(tp=16, dcp=2), "vllm", PACKED, (1, 1), {"P": 2, "T": 64, "TP": 16}),
+    "dcp.output": (LLAMA, Layout(tp=16, dcp=2), "vllm", DECODE, (1, 1, 1), {"P": 2, "T": 64, "TP": 16}),
     "pp.activation": (LLAMA, Layout(tp=4, pp=2), "vllm", DECODE, (1,), {"T": 64, "TP": 4}),
-    "ep.dispatch": (DEEPSEEK, Layout(dp=8, ep=8), "vllm", DECODE, (1, 1), {"P": 8, "T": 64}),
-    "ep.all_gather": (QWEN, Layout(dp=4), "vllm", DECODE, (1, 1), {"P": 4, "T": 64}),
-    "etp.all_gather": (QWEN, Layout(tp=2, dp=2, ep=2, etp=2), "megatron", DECODE, (1, 1), {"P": 2, "T": 64}),
-    "dp.gather": (LLAMA, Layout(tp=4, dp=4), "sglang", DECODE, (1, 1), {"P": 4, "T": 64}),
+    "ep.combine": (DEEPSEEK, Layout(dp=8, ep=8), "vllm", DECODE, (1, 1), {"P": 8, "T": 64}),
+    "ep.reduce_scatter": (QWEN, Layout(dp=4), "vllm", DECODE, (1, 1), {"P": 4, "T": 64}),
+    "etp.reduce_scatter": (QWEN, Layout(tp=2, dp=2, ep=2, etp=2), "megatron", DECODE, (1, 1), {"P": 2, "T": 64}),
+    "dp.scatter": (LLAMA, Layout(tp=4, dp=4), "sglang", DECODE, (1, 1), {"P": 4, "T": 64}),
 }
 WAYS = [(name, way) for name, entry in PARALLELISMS.items() for way in entry.exchanges if name != "pd"]
 
 
-@pytest.mark.parametrize("way", [way for _, way in WAYS], ids=[way.streams[0] for _, way in WAYS])
+@pytest.mark.parametrize("way", [way for _, way in WAYS], ids=[way.streams[-1] for _, way in WAYS])
 def test_a_formula_gives_the_bytes_of_its_streams(way):
-    shape, layout, framework, workload, calls, own = CASES[way.streams[0]]
+    shape, layout, framework, workload, calls, own = CASES[way.streams[-1]]
     streams = {stream.name: stream for stream in phase_streams(shape, layout, workload, framework)}
     symbols: Mapping[str, int] = {
         "H": shape.hidden, "b": 2, "Hq": shape.num_heads, "K": shape.num_kv_heads, "d": shape.head_dim,
