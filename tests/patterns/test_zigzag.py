@@ -116,6 +116,22 @@ def test_five_prompts_of_seven_on_three_ranks(framework, rows):
     assert local_rows(35, 5, 3, framework) == rows
 
 
+@pytest.mark.parametrize(
+    ("framework", "rows"),
+    [("megatron", 18), ("vllm", 18), ("sglang", 15), ("tensorrt_llm", 15)],
+)
+def test_three_prompts_of_seventeen_on_four_ranks(framework, rows):
+    """Chunks of ceil(17 / 8) = 3: 24 a prompt if padded; 3, 3, 3, 3, 3, 2, 0, 0: 3, 3, 5, 6; 3, 2, ...: 5, 4, 4, 4."""
+    assert local_rows(51, 3, 4, framework) == rows
+    setting = make_setting(
+        load_model("DeepSeek-V3"),
+        Layout(tp=4, cp=4),
+        Workload(phase="prefill", batch=3, context=17),
+        framework,
+    )
+    assert setting.local_tokens == rows
+
+
 @pytest.mark.parametrize("framework", sorted(CUTS))
 def test_rows_of_prompts_that_divide_are_the_same_everywhere(framework):
     assert local_rows(16_384, 1, 4, framework) == 4096
