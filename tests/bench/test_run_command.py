@@ -119,7 +119,7 @@ BAD_MODEL = 'name = "x"\nmodel = "{model}"\n[decode]\nlayout = "{layout}"\n'
                      id="config.json without keys"),
         pytest.param(toml_of(sizes=[-64]), [], ["measure.sizes.0", "must not be negative: -64"], id="negative size"),
         pytest.param(toml_of(sizes=["many"]), [], ["not a size: 'many'", "64KiB"], id="malformed size"),
-        pytest.param(toml_of(sizzes=[1]), [], ["measure.sizzes", "Extra inputs"], id="unknown key"),
+        pytest.param(toml_of(sizzes=[1]), [], ["measure.sizzes", "unknown key: measure.sizzes"], id="unknown key"),
         pytest.param(toml_of(together=[["reduce", "nobody"]]), ["--ranks", "4"], ["['nobody']", "known: reduce"],
                      id="mix"),
         pytest.param(toml_of(simulated="wind = 3"), ["--transport", "simulated", "--ranks", "4"], ["wind", "allowed"],
