@@ -149,24 +149,24 @@ def style_of(framework: str, connector: str, workload: Workload) -> Style:
     return style
 
 
-def _regions(part: Part, style: Style) -> tuple[int, ...]:
-    """Return the bytes of one piece of an entry in each memory region of a layer."""
-    return (
-        (part.head_bytes,) if style.is_packed and part.name in ("entries", "window") and _is_kv(part) else part.regions
-    )
-
-
 def _is_kv(part: Part) -> bool:
     """Tell whether an entry is a key and a value of the same size."""
     return len(part.regions) == 2 and part.regions[0] == part.regions[1]
 
 
-def _blocks(part: Part, entries: Vector, workload: Workload, framework: str) -> Vector:
-    """Return the pages of entries; vLLM moves one more of a window, which need not begin with a page."""
-    blocks = -(-entries // workload.block_tokens)
-    if part.name == "window" and framework == "vllm":
-        whole = -(-workload.context // workload.block_tokens)
-        return np.asarray(np.minimum(np.maximum(whole, blocks), blocks + 1))
+def _regions(part: Part, style: Style) -> tuple[int, ...]:
+    """Return the bytes of one piece of an entry in each memory region of a layer."""
+    return (part.head_bytes,) if style.is_packed and _is_kv(part) else part.regions
+
+
+def _blocks(part: Part, entries: Vector, num_tokens: int, block_tokens: int, framework: str) -> Vector:
+    """Return the pages of entries; vLLM moves one more of a window, which need not begin with a page.
+
+    Source: vLLM @ 017e9f4448b7 kv_connector/v1/nixl/base_scheduler.py blocks_per_sw.
+    """
+    blocks = -(-entries // block_tokens)
+    if part.is_latest and framework == "vllm":
+        return np.asarray(np.minimum(-(-num_tokens // block_tokens), blocks + 1))
     return np.asarray(blocks)
 
 
@@ -181,9 +181,9 @@ def _runs(blocks: Vector, workload: Workload, plan: TransferPlan) -> tuple[Vecto
 
 
 def piece_descriptors(
-    pieces: Pieces, prefill: Pool, decode: Pool, workload: Workload, plan: TransferPlan
+    pieces: Pieces, num_tokens: int, prefill: Pool, decode: Pool, *, workload: Workload, plan: TransferPlan
 ) -> tuple[Vector, Vector]:
-    """Return how many descriptors each piece takes, and the bytes of the largest one.
+    """Return how many descriptors each piece of a request of ``num_tokens`` takes, and the bytes of the largest one.
 
     A page of a layer is one (K and V packed), or one for each memory region; of a state one for each region. Pages of
     DeepSeek-V4, and of ``cross_layer_blocks``, hold all layers alike.
@@ -199,10 +199,10 @@ def piece_descriptors(
         if framework == "sglang":
             regions = (part.head_bytes,) if prefill.tp == decode.tp else regions
         return pieces.num_layers * len(regions), pieces.num_heads * max(regions)
-    blocks = _blocks(part, pieces.num_entries, workload, framework)
+    blocks = _blocks(part, pieces.num_entries, num_tokens, workload.block_tokens, framework)
     slices = {
         "never": np.zeros_like(is_whole),
-        "other tp": np.full_like(is_whole, part.num_heads > 1 and prefill.tp != decode.tp),
+        "other tp": np.full_like(is_whole, _is_kv(part) and prefill.tp != decode.tp),
         "some heads": ~is_whole,
     }[style.slices]
     runs, row = (blocks, np.ones_like(blocks))

@@ -1,23 +1,35 @@
 """Prefill-decode disaggregation: the KV cache of finished prompts moves from one pool of ranks to another."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from crosstraffic.patterns.cache_parts import cache_parts
+from crosstraffic.patterns.cache_parts import Part, cache_parts
 from crosstraffic.patterns.descriptors import Descriptors, Rows, check_cross_layer, piece_descriptors, style_of
 from crosstraffic.patterns.layout import Layout, world_size
-from crosstraffic.patterns.matrix import Matrix, Sparse, scale_matrix
+from crosstraffic.patterns.matrix import Matrix, Sparse
 from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_name
 from crosstraffic.patterns.placement import attention_tp, check_model
 from crosstraffic.patterns.reshard import Pool, make_pool, part_pieces
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
-from crosstraffic.patterns.transfer_schedule import Runs, TransferPlan, even_runs, num_calls, transfer_plan
+from crosstraffic.patterns.transfer_schedule import (
+    Runs,
+    TransferPlan,
+    even_runs,
+    num_calls,
+    run_lengths,
+    transfer_plan,
+)
 from crosstraffic.patterns.workload import Workload
 
+SCHEDULED: Mapping[str, str] = {
+    "request": "",
+    "layer": "; a call for each layer of a stage",
+    "chunk": "; a call for each chunk of the prompts, the last with the rest",
+}
 _SOURCES = {
     "vllm": "vLLM @ 017e9f4448b7 kv_connector/v1/nixl/tp_mapping.py",
     "megatron": "Megatron-LM @ d98e8a64ddf3 core/inference/disaggregation/kv_reshard.py",
@@ -64,7 +76,8 @@ def request_pairs(workload: Workload, prefill_replicas: int, decode_replicas: in
     return pairs
 
 
-def _check(shape: ModelShape, prefill: Layout, decode: Layout, framework: str) -> None:
+def check_pools(shape: ModelShape, prefill: Layout, decode: Layout, framework: str) -> None:
+    """Raise ValueError, with the engine's rule, for layouts that an engine cannot join."""
     for layout in (prefill, decode):
         check_model(shape, layout, framework)
     ours, theirs = attention_tp(decode, framework), attention_tp(prefill, framework)
@@ -73,32 +86,78 @@ def _check(shape: ModelShape, prefill: Layout, decode: Layout, framework: str) -
             f"Local tensor parallel size {ours} is not divisible by remote tensor parallel size {theirs} "
             "(vLLM's NIXL connector: one must divide the other)"
         )
-    if framework == "sglang" and decode.pp not in (1, prefill.pp):
-        raise ValueError(f"SGLang: decode pp must equal prefill pp ({prefill.pp}) or be 1: {decode.pp}")
+    if framework == "sglang":
+        _check_sglang(shape, prefill, decode)
+
+
+def _check_sglang(shape: ModelShape, prefill: Layout, decode: Layout) -> None:
+    """Raise ValueError for pools that SGLang does not join.
+
+    Source: SGLang @ 6ed5780c4fd3 disaggregation/common/conn.py try_ensure_parallel_info, _resolve_rank_mapping.
+    """
+    rules = (
+        (decode.pp in (1, prefill.pp), f"decode pp must equal prefill pp ({prefill.pp}) or be 1: {decode.pp}"),
+        (decode.cp == 1, f"Decode cp size ({decode.cp}) should be equal to 1"),
+        (decode.dcp == 1 or shape.mla is not None, "PD decode DCP requires an MLA or hybrid-MLA KV pool."),
+        (
+            decode.dcp == 1 or prefill.cp == 1,
+            f"PD decode DCP currently requires prefill attention CP=1, got {prefill.cp}.",
+        ),
+    )
+    for holds, rule in rules:
+        if not holds:
+            raise ValueError(f"SGLang: {rule}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Moved:
-    """What one request moves between corners of replicas, ``[prefill corners, decode corners]`` each."""
+    """What one request moves between corners of replicas, ``[prefill corners, decode corners]`` each.
+
+    ``growing`` are the bytes that are there before the prompt is at its end; ``layer_bytes`` those of one layer of each
+    kind, by the first layer of the kind.
+    """
 
     num_bytes: Matrix
+    growing: Matrix
     count: Matrix
     largest: Matrix
+    layer_bytes: Mapping[int, Matrix]
+
+
+def _layer_kinds(parts: Sequence[Part]) -> Mapping[int, int]:
+    """Return for each layer that caches anything the first one that has the same parts.
+
+    >>> from crosstraffic.patterns.model import load_model
+    >>> set(_layer_kinds(cache_parts(load_model("gpt-oss-20b"), 1000, "bfloat16")).values())
+    {0, 1}
+    """
+    held: dict[int, tuple[int, ...]] = {}
+    for index, part in enumerate(parts):
+        for layer in part.layers:
+            held[layer] = (*held.get(layer, ()), index)
+    first: dict[tuple[int, ...], int] = {}
+    for layer in sorted(held):
+        first.setdefault(held[layer], layer)
+    return {layer: first[held[layer]] for layer in sorted(held)}
 
 
 def _moved(
-    shape: ModelShape, num_tokens: int, pools: tuple[Pool, Pool], workload: Workload, kv_dtype: str, plan: TransferPlan
+    parts: Sequence[Part], num_tokens: int, pools: tuple[Pool, Pool], workload: Workload, plan: TransferPlan
 ) -> _Moved:
     size = tuple(pool.ranks.shape[1] for pool in pools)
-    num_bytes, count, largest = (np.zeros(size, dtype=np.int64) for _ in range(3))
-    for part in cache_parts(shape, num_tokens, kv_dtype):
+    num_bytes, growing, count, largest = (np.zeros(size, dtype=np.int64) for _ in range(4))
+    layer_bytes = {layer: np.zeros(size, dtype=np.int64) for layer in set(_layer_kinds(parts).values())}
+    for part in parts:
         pieces = part_pieces(part, num_tokens, *pools)
-        number, biggest = piece_descriptors(pieces, *pools, workload, plan)
-        place = (pieces.source, pieces.destination)
-        np.add.at(num_bytes, place, pieces.num_bytes)
+        number, biggest = piece_descriptors(pieces, num_tokens, *pools, workload=workload, plan=plan)
+        place, amount = (pieces.source, pieces.destination), pieces.num_bytes
+        np.add.at(num_bytes, place, amount)
+        np.add.at(growing, place, amount * (part.num_entries - part.last) // part.num_entries)
         np.add.at(count, place, number)
         np.maximum.at(largest, place, biggest)
-    return _Moved(num_bytes=num_bytes, count=count, largest=largest)
+        for layer in layer_bytes.keys() & set(part.layers):
+            np.add.at(layer_bytes[layer], place, amount // pieces.num_layers)
+    return _Moved(num_bytes=num_bytes, growing=growing, count=count, largest=largest, layer_bytes=layer_bytes)
 
 
 def _components(matrix: Matrix) -> list[tuple[list[int], list[int]]]:
@@ -140,7 +199,7 @@ def handoff(
     Raises:
         ValueError: ranks that do not fit the layouts or are on both sides; layouts that the engine cannot join.
     """
-    _check(shape, prefill_layout, decode_layout, framework)
+    check_pools(shape, prefill_layout, decode_layout, framework)
     sides = (
         ("prefill", prefill_layout, prefill_ranks, prefill_instances),
         ("decode", decode_layout, decode_ranks, decode_instances),
@@ -169,14 +228,17 @@ def handoff(
     pairs = request_pairs(workload, pools[0].num_replicas, pools[1].num_replicas)
     for (source, destination, tokens), times in pairs.items():
         if tokens not in found:
-            found[tokens] = _moved(shape, tokens, pools, workload, kv_dtype, plan)
+            found[tokens] = _moved(cache_parts(shape, tokens, kv_dtype), tokens, pools, workload, plan)
         place = np.ix_(pools[0].ranks[source], pools[1].ranks[destination])
         matrix[place] += times * found[tokens].num_bytes
         count[place] += times * found[tokens].count
         largest[place] = np.maximum(largest[place], found[tokens].largest)
-    stream, runs = _stream(shape, matrix, (prefill_ranks, decode_ranks), workload, kv_dtype, framework, max(found))
+    call, runs = matrix, None
+    if plan.is_asked:
+        kinds = _layer_kinds(cache_parts(shape, max(found), kv_dtype))
+        call, runs = _calls(matrix, found, pairs, pools, workload, plan.schedule, kinds)
     return Handoff(
-        streams=(stream,),
+        streams=(_stream(shape, matrix, call, runs, (prefill_ranks, decode_ranks), plan, kv_dtype, framework),),
         matrix=matrix,
         descriptors=Descriptors(
             block_tokens=workload.block_tokens,
@@ -190,29 +252,64 @@ def handoff(
     )
 
 
+def _calls(
+    total: Matrix,
+    found: Mapping[int, _Moved],
+    pairs: Mapping[tuple[int, int, int], int],
+    pools: tuple[Pool, Pool],
+    workload: Workload,
+    schedule: str,
+    kinds: Mapping[int, int],
+) -> tuple[Matrix, Runs]:
+    """Return the bytes of one call, all but the last alike, and the calls of the prefill rank that sends most.
+
+    layer: a call for each layer of a pipeline stage; the bytes are those of the heaviest kind. chunk: what a chunk adds
+    to the cache; the last call takes the rest, windows and states with it: these are known when the prompt ends.
+    """
+    prefill, decode = pools
+    busiest = int(total.sum(axis=1).argmax())
+    whole = int(total[busiest].sum())
+    calls = num_calls(
+        schedule,
+        num_layers=max(map(len, prefill.stages)),
+        num_tokens=workload.num_tokens,
+        chunk_tokens=workload.chunk_tokens,
+    )
+
+    def placed(amounts: Mapping[int, Matrix]) -> Matrix:
+        matrix = np.zeros_like(total)
+        for (source, destination, tokens), times in pairs.items():
+            if tokens in amounts:
+                matrix[np.ix_(prefill.ranks[source], decode.ranks[destination])] += times * amounts[tokens]
+        return matrix
+
+    if schedule == "layer":
+        of_kind = {
+            layer: placed({tokens: one.layer_bytes[layer] for tokens, one in found.items() if layer in one.layer_bytes})
+            for layer in set(kinds.values())
+        }
+        held = prefill.stages[int(prefill.stage[np.nonzero(prefill.ranks == busiest)[1][0]])]
+        sizes = [int(of_kind[kinds[layer]][busiest].sum()) for layer in held if layer in kinds]
+        return max(of_kind.values(), key=lambda matrix: int(matrix.sum(axis=1).max())), run_lengths(sizes)
+    each, rest = np.divmod(placed({tokens: one.growing for tokens, one in found.items()}), workload.num_tokens)
+    chunk = each * workload.chunk_tokens + rest * workload.chunk_tokens // workload.num_tokens
+    if calls == 1 or not chunk.any():
+        return total, ((1, whole),)
+    sent = int(chunk[busiest].sum())
+    return chunk, run_lengths([*[sent] * (calls - 1), whole - (calls - 1) * sent])
+
+
 def _stream(
     shape: ModelShape,
     matrix: Matrix,
+    call: Matrix,
+    runs: Runs | None,
     ranks: tuple[Sequence[int], Sequence[int]],
-    workload: Workload,
+    plan: TransferPlan,
     kv_dtype: str,
     framework: str,
-    num_tokens: int,
-) -> tuple[Stream, Runs | None]:
-    """Return the stream, its groups the connected ranks, and the calls where a schedule was asked for."""
-    payload, runs, formula = int(matrix.sum(axis=1).max()), None, _formula(shape)
-    call = matrix
-    if workload.kv_schedule is not None:
-        calls = num_calls(
-            workload.kv_schedule,
-            num_layers=shape.num_layers,
-            num_tokens=num_tokens,
-            chunk_tokens=workload.chunk_tokens,
-        )
-        runs = even_runs(payload, calls)
-        each = runs[-1][1]  # the last call takes what does not divide: the largest
-        call = scale_matrix(matrix, payload, each)
-        payload, formula = each, f"{formula}; 1 / {calls} of it a call, by {workload.kv_schedule}"
+) -> Stream:
+    """Return the stream, its groups the connected ranks; ``call`` is what one call moves of ``matrix``."""
     groups: list[tuple[int, ...]] = []
     cells: list[tuple[tuple[int, int, int], ...]] = []
     for rows, columns in _components(matrix):
@@ -222,20 +319,19 @@ def _stream(
         amounts = part[source, destination]
         cells.append(tuple(zip(source.tolist(), (destination + len(rows)).tolist(), amounts.tolist(), strict=True)))
     alike = len(set(cells)) == 1 and len(set(map(len, groups))) == 1
-    stream = Stream(
+    return Stream(
         name="pd.kv",
         pattern="pd",
         op="kv_transfer",
         phase="handoff",
         groups=tuple(groups),
-        payload_bytes=payload,
+        payload_bytes=int(call.sum(axis=1).max()),
         calls_per_step=1 if runs is None else sum(times for times, _ in runs),
         dtype=kv_dtype,
-        formula=formula,
+        formula=_formula(shape) + ("" if runs is None else SCHEDULED[plan.schedule]),
         source=_SOURCES[framework],
         rule=Sparse(cells=(cells[0],) if alike else tuple(cells)),
     )
-    return stream, runs
 
 
 def _formula(shape: ModelShape) -> str:

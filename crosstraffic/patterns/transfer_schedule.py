@@ -3,7 +3,7 @@
 Times here are bytes over bandwidth: no latency, no posting (see ``descriptors.posting_s``), no other traffic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crosstraffic.patterns.workload import Workload
@@ -95,7 +95,7 @@ def transfer_plan(framework: str, workload: Workload) -> TransferPlan:
 
 
 def num_calls(schedule: str, *, num_layers: int, num_tokens: int, chunk_tokens: int) -> int:
-    """Return how many transfers a rank makes for the tokens of one handoff: 1, L or ceil(S / chunk).
+    """Return how many transfers a rank makes for the tokens of one handoff: 1, its layers L, or ceil(S / chunk).
 
     >>> [num_calls(name, num_layers=80, num_tokens=20_000, chunk_tokens=8192) for name in ("request", "layer", "chunk")]
     [1, 80, 3]
@@ -118,6 +118,21 @@ def even_runs(num_bytes: int, calls: int) -> Runs:
     each, rest = divmod(num_bytes, calls)
     runs = ((calls - 1, each), (1, each + rest)) if rest else ((calls, each),)
     return tuple(run for run in runs if all(run))
+
+
+def run_lengths(sizes: Sequence[int]) -> Runs:
+    """Write calls one after the other as runs of equal ones; calls without bytes are left out.
+
+    >>> run_lengths([4, 4, 0, 2])
+    ((2, 4), (1, 2))
+    """
+    runs: list[tuple[int, int]] = []
+    for size in sizes:
+        if runs and runs[-1][1] == size:
+            runs[-1] = (runs[-1][0] + 1, size)
+        elif size:
+            runs.append((1, size))
+    return tuple(runs)
 
 
 def transfer_s(num_bytes: int, bytes_per_s: float) -> float:

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crosstraffic.patterns.descriptors import num_regions, posting_s, registered_descriptors
 from crosstraffic.patterns.handoff import handoff, handoff_step
+from crosstraffic.patterns.kv_cache import conv_bytes, request_bytes, state_bytes
 from crosstraffic.patterns.layout import Layout, world_size
 from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.transfer_schedule import (
@@ -16,6 +19,7 @@ from crosstraffic.patterns.transfer_schedule import (
     transfer_plan,
     transfer_s,
 )
+from crosstraffic.patterns.wire import wire_bytes_per_rank
 from crosstraffic.patterns.workload import Workload
 
 LLAMA = load_model("Llama-3.1-70B")
@@ -118,8 +122,110 @@ def test_a_schedule_cuts_the_handoff_and_loses_nothing(schedule, calls):
         whole.matrix.sum(axis=1).max()
     )
     assert np.array_equal(found.matrix, whole.matrix)
-    in_one_call = sum(int(stream.matrix(group).sum()) for group in range(len(stream.groups)))
-    assert whole.matrix.sum() <= calls * in_one_call < whole.matrix.sum() * 1.01
+    assert {stream.payload_bytes for stream in found.streams} == {max(size for _, size in found.runs)}
+
+
+def test_a_chunk_is_what_its_tokens_leave_and_the_last_one_has_the_rest():
+    found = moved(8, 4, "sglang", context=20_000, kv_schedule="chunk")
+    token = 80 * 2 * 128 * 2
+    assert found.runs == ((2, 8192 * token), (1, (20_000 - 2 * 8192) * token))
+    assert found.streams[0].payload_bytes == 8192 * token
+    assert found.streams[0].matrix()[:2].sum(axis=1).tolist() == [8192 * token] * 2
+
+
+def test_the_prompts_of_a_batch_fill_chunks_together():
+    assert moved(context=3000, batch=5, kv_schedule="chunk").streams[0].calls_per_step == 2
+
+
+def test_windows_come_with_the_last_chunk():
+    shape = load_model("gpt-oss-20b")
+    found = moved(1, 1, shape=shape, context=10_000, kv_schedule="chunk", chunk_tokens=4096)
+    token = 8 * 64 * 2 * 2
+    assert found.runs == ((2, 12 * 4096 * token), (1, 12 * (10_000 - 2 * 4096) * token + 12 * 128 * token))
+
+
+def test_states_come_with_the_last_chunk_and_layer_by_layer():
+    shape = load_model("Qwen3.5-397B-A17B")
+    whole = request_bytes(shape, 10_000, "bfloat16")
+    chunks = moved(1, 1, shape=shape, context=10_000, kv_schedule="chunk", chunk_tokens=5000)
+    assert chunks.runs == ((1, 5000 * 30_720), (1, whole - 5000 * 30_720))
+    layers = moved(1, 1, shape=shape, context=10_000, kv_schedule="layer")
+    state = state_bytes(shape, 0) + conv_bytes(shape, 0)
+    assert layers.runs[:2] == ((3, state), (1, 10_000 * 2048))
+    assert sum(calls * size for calls, size in layers.runs) == whole
+    assert layers.streams[0].payload_bytes == max(state, 10_000 * 2048)
+
+
+def test_a_rank_of_a_stage_sends_the_layers_of_its_stage():
+    sizes = [world_size(layout, "vllm") for layout in (Layout(tp=4, pp=3), Layout(tp=4))]
+    found = handoff(
+        LLAMA, Layout(tp=4, pp=3), Layout(tp=4), Workload(phase="handoff", context=100, kv_schedule="layer"),
+        prefill_ranks=range(sizes[0]), decode_ranks=range(sizes[0], sum(sizes)), framework="vllm",
+    )  # fmt: skip
+    assert found.runs == ((27, 100 * 2 * 2 * 128 * 2),)
+    assert found.streams[0].payload_bytes * 27 == int(found.matrix.sum(axis=1).max())
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    model=st.sampled_from(["DeepSeek-V4-Flash", "gpt-oss-20b", "Qwen3.5-397B-A17B", "Kimi-K3", "Llama-3.1-8B"]),
+    degrees=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4])),
+    schedule=st.sampled_from(["request", "layer", "chunk"]),
+    context=st.integers(1, 3000),
+    batch=st.integers(1, 3),
+    chunk=st.integers(1, 1000),
+)
+def test_calls_of_the_busiest_rank_are_all_that_it_sends(model, degrees, schedule, context, batch, chunk):
+    found = moved(*degrees, shape=load_model(model), context=context, batch=batch, kv_schedule=schedule,
+                  chunk_tokens=chunk, block_tokens=1)  # fmt: skip
+    assert sum(calls * size for calls, size in found.runs) == int(found.matrix.sum(axis=1).max())
+    assert found.streams[0].payload_bytes == wire_bytes_per_rank(found.streams[0])
+    assert found.streams[0].calls_per_step == sum(calls for calls, _ in found.runs)
+
+
+@pytest.mark.parametrize(("work", "pages"), [({"context": 1000}, 9), ({"context": 100}, 7), ({"tokens": 40}, 3)])
+def test_vllm_moves_one_page_more_of_a_window(work, pages):
+    shape = load_model("gpt-oss-20b")
+    tokens = work.get("tokens", work.get("context"))
+    found = moved(1, 1, shape=shape, **work)
+    assert found.descriptors.count == ((12 * pages + 12 * -(-tokens // 16),),)
+
+
+def test_latents_and_index_keys_lie_in_regions_of_their_own():
+    shape = load_model("DeepSeek-V3.2")
+    found = moved(8, 4, shape=shape, context=64, block_tokens=64, kv_dtype="fp8_ds_mla")
+    assert found.descriptors.count[0][0] == 2 * 61
+    assert found.descriptors.bytes[0][0] == 64 * 656
+    assert num_regions(shape, Layout(tp=8), "vllm", Workload(phase="handoff", kv_dtype="fp8_ds_mla")) == 122
+
+
+def test_megatron_names_tokens_where_heads_are_cut_otherwise():
+    same, other = moved(8, 8, "megatron", context=64), moved(8, 4, "megatron", context=64)
+    assert (same.descriptors.count[0][0], same.descriptors.bytes[0][0]) == (2 * 80 * 4, 16 * 128 * 2)
+    assert (other.descriptors.count[0][0], other.descriptors.bytes[0][0]) == (2 * 80 * 64, 128 * 2)
+
+
+def test_sglang_names_runs_of_pages_chunk_by_chunk():
+    found = moved(8, 8, "sglang", context=20_000, block_tokens=64)
+    assert found.descriptors.count[0][0] == 2 * 80 * 3
+    assert found.descriptors.bytes[0][0] == 8192 * 128 * 2
+    single = moved(8, 8, "sglang", context=20_000, block_tokens=64, contiguous_blocks=1)
+    assert single.descriptors.count[0][0] == 2 * 80 * 313
+
+
+def test_a_state_is_four_pieces_a_layer_whatever_the_length():
+    shape = load_model("Qwen3.5-397B-A17B")
+    counts = [moved(2, 2, shape=shape, context=context).descriptors.count[0][0] for context in (16, 32)]
+    assert counts == [45 * 4 + 15, 45 * 4 + 30]
+
+
+@pytest.mark.parametrize(
+    ("framework", "model", "message"),
+    [("sglang", "Llama-3.1-70B", "cross_layer_blocks is vLLM's"), ("vllm", "gpt-oss-20b", "layers that all cache")],
+)
+def test_pages_of_all_layers_need_an_engine_and_layers_alike(framework, model, message):
+    with pytest.raises(ValueError, match=message):
+        moved(framework=framework, shape=load_model(model), cross_layer_blocks=True)
 
 
 def test_without_a_schedule_the_step_is_layer_by_layer():

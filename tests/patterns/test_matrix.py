@@ -1,11 +1,13 @@
-"""Whole counts near real ones: each cell up or down, rows and columns in balance."""
+"""Byte matrices: whole counts near real ones, rows and columns in balance; rules that only say who sends."""
+
+import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosstraffic.patterns.matrix import round_rows
+from crosstraffic.patterns.matrix import Sparse, groups_differ, round_rows, rule_from_dict, rule_to_dict
 
 
 @settings(max_examples=50, deadline=None)
@@ -43,3 +45,24 @@ def test_equal_cells_give_a_circulant_matrix_of_equal_sums(size):
 def test_a_certain_cell_never_gets_more():
     exact = np.outer(np.full(40, 3.0), [1.0, 0.9])
     assert (round_rows(exact)[:, 0] == 3).all()
+
+
+def test_sparse_cells_are_the_matrix_of_each_group():
+    rule = Sparse(cells=(((0, 2, 5), (1, 2, 7), (0, 2, 1)), ()))
+    assert rule.matrix(3, 0).tolist() == [[0, 0, 6], [0, 0, 7], [0, 0, 0]]
+    assert rule.matrix(2, 1).tolist() == [[0, 0], [0, 0]]
+    assert rule_from_dict(json.loads(json.dumps(rule_to_dict(rule)))) == rule
+    assert groups_differ(rule)
+    assert not groups_differ(Sparse(cells=(((0, 1, 5),),)))
+
+
+def test_one_list_of_sparse_cells_serves_all_groups():
+    rule = Sparse(cells=(((0, 1, 5),),))
+    assert rule.matrix(2, 3).tolist() == rule.matrix(2, 0).tolist() == [[0, 5], [0, 0]]
+
+
+def test_sparse_cells_that_fit_no_group():
+    with pytest.raises(ValueError, match="does not fit a group of 2"):
+        Sparse(cells=(((0, 2, 5),),)).matrix(2, 0)
+    with pytest.raises(ValueError, match="none negative"):
+        Sparse(cells=(((0, 1, -5),),))

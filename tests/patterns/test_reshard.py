@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstraffic.patterns.handoff import handoff
-from crosstraffic.patterns.kv_cache import request_bytes
+from crosstraffic.patterns.kv_cache import conv_bytes, request_bytes, state_bytes
 from crosstraffic.patterns.layout import Layout, world_size
 from crosstraffic.patterns.model import ModelShape, load_model
 from crosstraffic.patterns.reshard import head_flow, head_offset, heads_of, holdings
@@ -148,3 +148,104 @@ def test_instances_are_counted_from_one(side, number):
             shape_of(2), Layout(), Layout(), Workload(phase="handoff"), prefill_ranks=[0], decode_ranks=[1],
             framework="vllm", **{f"{side}_instances": number},
         )  # fmt: skip
+
+
+MLA = load_model("DeepSeek-V3")
+
+
+def received(found):
+    return [int(value) for value in found.matrix.sum(axis=0)]
+
+
+def senders(found):
+    return np.flatnonzero(found.matrix.sum(axis=1)).tolist()
+
+
+def test_sglang_s_decode_ranks_read_latents_from_ranks_of_their_own():
+    found = moved(MLA, Layout(tp=8), Layout(tp=4), "sglang", context=64)
+    assert [np.flatnonzero(column).tolist() for column in found.matrix.T] == [[0], [2], [4], [6]]
+
+
+def test_context_ranks_that_gather_keys_hold_all_of_them_and_the_first_sends():
+    vllm = moved(MLA, Layout(cp=4, tp=2), Layout(tp=2), "vllm", context=64)
+    assert (senders(vllm), received(vllm)) == ([0, 1], [64 * 70_272] * 2)
+    sglang = moved(MLA, Layout(tp=4, cp=4), Layout(), "sglang", context=64)
+    assert (senders(sglang), received(sglang)) == ([0], [64 * 70_272])
+
+
+def test_context_ranks_that_keep_their_own_keys_all_send():
+    found = moved(load_model("Llama-3.1-8B"), Layout(cp=4), Layout(), "megatron", context=64)
+    assert found.matrix[:, 0].tolist() == [16 * 131_072] * 4
+
+
+@pytest.mark.parametrize(
+    ("prefill", "num_senders"),
+    [(Layout(cp=2, tp=4, dcp=2), 8), (Layout(cp=2, tp=4, dcp=8), 8), (Layout(tp=4, dcp=2), 4), (Layout(tp=4), 4)],
+    ids=["dcp over cp", "dcp over tp and cp", "dcp inside tp", "no dcp"],
+)
+def test_both_context_parallelisms_on_one_side(prefill, num_senders):
+    found = moved(MLA, prefill, Layout(tp=4), context=64)
+    assert received(found) == [64 * 70_272] * 4
+    assert len(senders(found)) == num_senders
+    dealt = moved(MLA, prefill, Layout(tp=4, dcp=4), context=64)
+    assert received(dealt) == [16 * 70_272] * 4
+
+
+@given(
+    prefill=st.sampled_from([(4, 1), (4, 2), (4, 4), (8, 2), (8, 8)]),
+    decode=st.sampled_from([(4, 1), (4, 4), (8, 4), (2, 2), (1, 1)]),
+    context=st.integers(1, 300),
+)
+@settings(max_examples=50, deadline=None)
+def test_decode_context_ranks_get_the_tokens_that_they_are_dealt(prefill, decode, context):
+    layouts = [Layout(tp=tp, dcp=dcp) for tp, dcp in (prefill, decode)]
+    found = moved(MLA, *layouts, context=context)
+    dcp = decode[1]
+    dealt = [len(range(rank % dcp, context, dcp)) for rank in range(decode[0])]
+    assert received(found) == [tokens * 70_272 for tokens in dealt]
+
+
+def test_grouped_heads_with_decode_context():
+    shape = load_model("Qwen3-30B-A3B")
+    found = moved(shape, Layout(tp=4), Layout(tp=8, dcp=2), context=101)
+    head = shape.num_layers * 2 * 128 * 2
+    assert received(found) == [51 * head, 50 * head] * 4
+
+
+@pytest.mark.parametrize("model", ["Qwen3.5-397B-A17B", "Kimi-K3"])
+@pytest.mark.parametrize(("prefill", "decode"), [(4, 8), (8, 2), (2, 2), (16, 16)])
+def test_states_are_cut_by_heads_and_latents_are_not(model, prefill, decode):
+    shape = load_model(model)
+    found = moved(shape, Layout(tp=prefill), Layout(tp=decode), "megatron", context=50)
+    state = sum(state_bytes(shape, layer) + conv_bytes(shape, layer) for layer in shape.linear_layers)
+    copies = decode if shape.mla else max(1, decode // shape.num_kv_heads)
+    cached = request_bytes(shape, 50, "bfloat16") - state
+    assert found.matrix.sum() == state + copies * cached
+    assert len(set(received(found))) == 1
+
+
+def test_a_state_does_not_depend_on_how_tokens_are_cut():
+    shape = load_model("Kimi-K3")
+    found = moved(shape, Layout(tp=8, dcp=8), Layout(tp=8), context=80)
+    assert found.matrix.sum() == request_bytes(shape, 80, "bfloat16") + 7 * 80 * 27_648
+
+
+@pytest.mark.parametrize(
+    ("model", "prefill", "decode", "message"),
+    [
+        ("DeepSeek-V3", Layout(tp=4), Layout(tp=4, cp=2), r"Decode cp size \(2\) should be equal to 1"),
+        ("Llama-3.1-8B", Layout(tp=4), Layout(tp=4, dcp=2), "requires an MLA or hybrid-MLA KV pool"),
+        ("DeepSeek-V3", Layout(tp=4, cp=2), Layout(tp=4, dcp=2), "requires prefill attention CP=1, got 2"),
+    ],
+)
+def test_sglang_refuses_what_it_cannot_join(model, prefill, decode, message):
+    with pytest.raises(ValueError, match=message):
+        moved(load_model(model), prefill, decode, "sglang")
+
+
+def test_a_thousand_ranks_on_each_side():
+    shape = load_model("Llama-3.1-405B")
+    found = moved(shape, Layout(tp=8, pp=63, dp=2), Layout(tp=8, pp=126), "megatron", context=8192)
+    assert found.matrix.shape == (1008, 1008)
+    assert int(found.matrix.sum()) == 2 * 8192 * 516_096
+    assert set(received(found)) == {2 * 8192 * 512}
