@@ -42,17 +42,30 @@ def encoder_handoff(
     dtype: str = "bfloat16",
     num_deepstack: int = 0,
     framework: str = "vllm",
+    through_first: bool = False,
 ) -> tuple[Stream, ...]:
     """Return the stream ``epd.embeddings``: requests of ``num_tokens`` embeddings, encoders and replicas in turn.
 
     Request i is encoded by encoder i mod E and prefilled by replica i mod R, whose ranks all read the embeddings: each
-    tensor-parallel rank needs them whole. Nothing is returned where nothing moves.
+    tensor-parallel rank needs them whole. ``encoder_ranks`` are those that send, the first of each encoder (the others
+    have the same output), ``prefill_ranks`` those of the first pipeline stage.
+
+    With ``through_first`` (SGLang's zmq_to_tokenizer) one copy goes to the host of a replica's first rank, and with the
+    request from there to the others: ``epd.broadcast``, a call for each request. Nothing is returned where nothing
+    moves.
 
     Raises:
-        ValueError: an engine without encoder disaggregation, ranks on both sides, or ranks that make no whole replicas.
+        ValueError: an engine without encoder disaggregation or without that way, ranks on both sides, or ranks that
+            make no whole replicas.
+
+    Source: SGLang @ 6ed5780c4fd3 disaggregation/encode_server.py _send, encode_receiver.py (receive_count = tp_size),
+    server_args.py resolve_encoder_transfer_backend; vLLM @ 017e9f4448b7 distributed/ec_transfer/ec_connector/cpu/worker
+    (one rank saves, every rank loads).
     """
     if framework not in _SOURCES:
         raise ValueError(f"{framework} has no encoder disaggregation described here; allowed: {', '.join(_SOURCES)}")
+    if through_first and framework != "sglang":
+        raise ValueError(f"embeddings go through the first rank of a replica in sglang only: {framework}")
     if ranks_per_replica < 1 or len(prefill_ranks) % ranks_per_replica or not prefill_ranks:
         raise ValueError(f"{len(prefill_ranks)} prefill ranks make no replicas of {ranks_per_replica}")
     if not encoder_ranks or len({*encoder_ranks, *prefill_ranks}) != len(encoder_ranks) + len(prefill_ranks):
@@ -67,21 +80,40 @@ def encoder_handoff(
     for request in range(num_requests):
         source = request % len(encoder_ranks)
         first = len(encoder_ranks) + request % num_replicas * ranks_per_replica
-        for destination in range(first, first + ranks_per_replica):
+        for destination in range(first, first + (1 if through_first else ranks_per_replica)):
             cells[source, destination] = cells.get((source, destination), 0) + each
     sent = [sum(amount for (source, _), amount in cells.items() if source == one) for one in range(len(encoder_ranks))]
-    return (
-        Stream(
-            name="epd.embeddings",
-            pattern="epd",
-            op="kv_transfer",
-            phase="handoff",
-            groups=((*encoder_ranks, *prefill_ranks),),
-            payload_bytes=max(sent),
-            calls_per_step=1,
-            dtype=dtype_name(dtype),
-            formula="N_mm * H_out * b * (1 + n_deepstack) to each rank of a replica",
-            source=_SOURCES[framework],
-            rule=Sparse(cells=(tuple((*place, amount) for place, amount in sorted(cells.items())),)),
-        ),
+    replicas = tuple(
+        tuple(prefill_ranks[first : first + ranks_per_replica])
+        for first in range(0, len(prefill_ranks), ranks_per_replica)
+    )[:num_requests]
+    whole = "N_mm * H_out * b * (1 + n_deepstack)"
+    embeddings = Stream(
+        name="epd.embeddings",
+        pattern="epd",
+        op="kv_transfer",
+        phase="handoff",
+        groups=((*encoder_ranks, *prefill_ranks),),
+        payload_bytes=max(sent),
+        calls_per_step=1,
+        dtype=dtype_name(dtype),
+        formula=f"{whole} to {'the first' if through_first else 'each'} rank of a replica",
+        source=_SOURCES[framework],
+        rule=Sparse(cells=(tuple((*place, amount) for place, amount in sorted(cells.items())),)),
     )
+    if not through_first or ranks_per_replica == 1:
+        return (embeddings,)
+    broadcast = Stream(
+        name="epd.broadcast",
+        pattern="epd",
+        op="broadcast",
+        phase="handoff",
+        groups=replicas,
+        payload_bytes=each,
+        calls_per_step=-(-num_requests // num_replicas),
+        dtype=dtype_name(dtype),
+        formula=f"{whole} with each request, on the host",
+        source="SGLang @ 6ed5780c4fd3 managers/scheduler_components/request_receiver.py",
+        after=("epd.embeddings",),
+    )
+    return (embeddings, broadcast)

@@ -177,6 +177,8 @@ def head_flow(
     prefill TP group where that one holds it (``prefers_own``: vLLM, SGLang), else the first one. ``places`` are the
     prefill places that hold anything, all by default.
 
+    SGLang's ranks that hold a copy of a head (P > K, P > D) each send it, one over the other; it is counted once.
+
     >>> head_flow(8, 4, 2, prefers_own=True).tolist()
     [[2, 0], [2, 0], [0, 2], [0, 2]]
     >>> head_flow(1, 4, 2, prefers_own=True).T.tolist(), head_flow(1, 4, 2, prefers_own=False).T.tolist()
