@@ -180,7 +180,7 @@ def _print(found: "Coupling", seen: "Mapping[tuple[str, str], Slowdowns]") -> No
     from rich.console import Console
     from rich.table import Table
 
-    from crosstraffic.commands.coupling_words import RESOURCES, lies
+    from crosstraffic.commands.coupling_words import cuts, lies, paragraph, shares
     from crosstraffic.patterns.load import largest
     from crosstraffic.units import format_bytes
 
@@ -205,13 +205,10 @@ def _print(found: "Coupling", seen: "Mapping[tuple[str, str], Slowdowns]") -> No
     for pair in found.pairs:
         first, second = pair.first.name, pair.second.name
         console.print(f"\n{first} + {second}: {pair.verdict}", style="bold")
-        console.print(f"  {pair.why}")
-        console.print(f"  groups: {lies(pair)}")
-        for one in pair.shared[:1]:
-            kind, index = one.resource
-            ours, theirs = (format_bytes(amount) for amount in one.num_bytes)
-            console.print(f"  share: {RESOURCES[kind].format(index=index)}, {ours} of {first} and {theirs} of {second}")
-        console.print(f"  time: {pair.when}")
+        told = (pair.why, cuts(pair), f"groups: {lies(pair)}", f"time: {pair.when}")
+        both_load = shares(pair)
+        for line in told if both_load is None else (*told[:3], f"share: {both_load}", told[3]):
+            console.print(paragraph(line), soft_wrap=True)
         for slowed, beside in ((first, second), (second, first)):
             if (slowed, beside) in seen:
                 was = seen[slowed, beside]

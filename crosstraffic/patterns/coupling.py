@@ -1,18 +1,19 @@
 """Coupling: for each pair of parallelisms in use what they cut, how their groups lie, and what both load in a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
 from crosstraffic.patterns.crossing import Crossing, crossing, tied
+from crosstraffic.patterns.degree_rules import degree_rule, handoff_rule
 from crosstraffic.patterns.handoff import handoff, on_ranks
-from crosstraffic.patterns.layout import Groups, Layout, check_layout, expert_tp, world_size
+from crosstraffic.patterns.in_use import groups_in_use, takes_ranks
+from crosstraffic.patterns.layout import Groups, Layout, world_size
 from crosstraffic.patterns.load import Load, Shared, shared, step_load
 from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.parallelism import PARALLELISMS, DimensionRelation, dimension_relation
 from crosstraffic.patterns.phase import phase_step, phase_streams
-from crosstraffic.patterns.placement import check_model
 from crosstraffic.patterns.setting import Setting, make_setting
 from crosstraffic.patterns.step import Step
 from crosstraffic.patterns.stream import Stream
@@ -22,8 +23,9 @@ from crosstraffic.patterns.workload import Workload
 Verdict = Literal["natural", "coupled", "part of the other"]
 Overlap = Literal["together", "replicas", "serial", "nothing"]
 # Whose streams they are where an engine has the pattern without the degree: vLLM's experts without ep are cut over all
-# ranks of dp, cp and tp; SGLang gathers the tokens of attention context parallelism as it does those of dp.
-INSTEAD: Mapping[str, str] = {"ep": "etp", "dp": "cp"}
+# ranks of dp, cp and tp, and its prefill context parallelism is PCP; SGLang gathers the tokens of attention context
+# parallelism as it does those of dp.
+INSTEAD: Mapping[str, str] = {"ep": "etp", "dp": "cp", "pcp": "cp"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,120 +71,6 @@ class Coupling:
     nodes: tuple[int, ...]
     uses: tuple[Use, ...]
     pairs: tuple[Pair, ...]
-
-
-def groups_in_use(setting: Setting) -> Mapping[str, tuple[int, Groups]]:
-    """Return degree and groups of each parallelism with a degree over 1 and groups of more than one rank.
-
-    Where an engine makes no groups for a degree (attention data parallelism, replicas) they are the ranks that hold the
-    same part. ``etp`` is left out where the experts are cut as all else is, over the tensor-parallel group.
-    """
-    layout, groups = setting.layout, setting.groups
-    found: dict[str, tuple[int, Groups]] = {}
-    for field in fields(Layout):
-        degree = getattr(layout, field.name) or 1
-        if field.name == "etp":
-            degree = expert_tp(layout, setting.framework) if setting.shape.moe_layers else 1
-            name = "ep" if setting.framework == "vllm" else "etp"
-            if {*map(frozenset, groups[name])} != {*map(frozenset, groups["tp"])}:
-                found["etp"] = (degree, groups[name])
-        elif field.name in groups:
-            found[field.name] = (degree, groups[field.name])
-        elif degree > 1:
-            found[field.name] = (degree, _same_part(setting, field.name))
-    if setting.workload.sequence_parallel:
-        found["sp"] = (setting.tp, setting.tensor_groups)
-    return {
-        name: (degree, own)
-        for name, (degree, own) in found.items()
-        if degree > 1 and any(len(group) > 1 for group in own)
-    }
-
-
-def _same_part(setting: Setting, name: str) -> Groups:
-    """Return the ranks that hold the same heads, context and layers: one of each replica, or one of each engine."""
-    engine = setting.num_ranks // setting.layout.replicas
-    if name == "replicas":
-        return tuple(tuple(range(rank, setting.num_ranks, engine)) for rank in range(engine))
-    parts: dict[tuple[int, ...], list[int]] = {}
-    places = [
-        {rank: place for group in own for place, rank in enumerate(group)}
-        for own in (setting.groups["pp"], setting.groups["cp"], setting.tensor_groups)
-    ]
-    for rank in range(setting.num_ranks):
-        parts.setdefault((rank // engine, *(place[rank] for place in places)), []).append(rank)
-    return tuple(map(tuple, parts.values()))
-
-
-def takes_ranks(layout: Layout, framework: str, name: str) -> bool:
-    """Tell whether the world is proportional to a degree: a factor of the world, no reuse of others' ranks.
-
-    >>> [takes_ranks(Layout(tp=4, dp=2, ep=8), "vllm", name) for name in ("tp", "dp", "ep")]
-    [True, True, False]
-    """
-    degree = getattr(layout, name, None)
-    if degree is None:
-        return name == "pd"
-    world = world_size(layout, framework)
-    return bool(world_size(replace(layout, **{name: degree + 1}), framework) * degree == world * (degree + 1))
-
-
-def refusal(layout: Layout, framework: str) -> str | None:
-    """Return what the engine says against degrees, None if it takes them."""
-    try:
-        check_layout(layout, framework)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def degree_rule(layout: Layout, framework: str, first: str, second: str) -> str | None:
-    """Return the engine's rule that ties two degrees to each other, None if each can grow without the other.
-
-    One degree, two or three times as large, is refused; it is taken once the other grows as much, or is 1.
-
-    >>> degree_rule(Layout(dp=2, ep=2), "vllm", "dp", "ep")
-    'vLLM: expert parallel size is dp x cp x tp = 4, or 1 (off): ep=2 (dp=4,ep=2)'
-    >>> degree_rule(Layout(tp=2, pp=2, ep=2), "vllm", "pp", "ep") is None
-    True
-    """
-    for one, other in ((first, second), (second, first)):
-        for times in (2, 3):
-            if getattr(layout, one, None) is None or getattr(layout, other, None) is None:
-                continue
-            larger = replace(layout, **{one: getattr(layout, one) * times})
-            said = refusal(larger, framework)
-            both = replace(larger, **{other: getattr(layout, other) * times})
-            if said and None in (refusal(both, framework), refusal(replace(larger, **{other: 1}), framework)):
-                return said
-    return None
-
-
-def handoff_rule(shape: ModelShape, layout: Layout, decode_layout: Layout, framework: str, name: str) -> str | None:
-    """Return what the engine says against a decode pool of another degree than the prefill pool's, None if nothing."""
-    degree: int | None = getattr(decode_layout, name, None)
-    if degree is None:
-        return None
-    for times in (2, 3):
-        other = replace(decode_layout, **{name: degree * times}, etp=None)
-        try:
-            check_model(shape, other, framework)
-        except ValueError:
-            continue
-        ranks = range(world_size(layout, framework)), range(world_size(other, framework))
-        try:
-            handoff(
-                shape,
-                layout,
-                other,
-                Workload(phase="handoff", context=1),
-                prefill_ranks=ranks[0],
-                decode_ranks=[len(ranks[0]) + rank for rank in ranks[1]],
-                framework=framework,
-            )
-        except ValueError as error:
-            return str(error)
-    return None
 
 
 def coupling(
@@ -290,27 +178,33 @@ def _uses(
     calls: Mapping[str, Sequence[int]],
     nodes: Sequence[int],
 ) -> tuple[Use, ...]:
-    """Give each parallelism in use its streams; one with streams and no degree of its own lends them (``INSTEAD``)."""
+    """Give each parallelism in use its streams (see ``INSTEAD``); a pattern of nobody's is in use on its own groups."""
     own: dict[str, list[Stream]] = {name: [] for name in groups}
+    known = dict(groups)
     for stream in streams:
-        name = stream.pattern
+        name = stream.pattern if stream.pattern in groups else INSTEAD.get(stream.pattern, stream.pattern)
         if name not in groups:
-            name = INSTEAD.get(name, name)
-        if name in groups:
-            own[name].append(stream)
-    order = [*PARALLELISMS, *(name for name in groups if name not in PARALLELISMS)]
+            name = stream.pattern
+            known.setdefault(name, (stream.group_size, stream.groups))
+        own.setdefault(name, []).append(stream)
+    order = [*PARALLELISMS, *(name for name in known if name not in PARALLELISMS)]
     return tuple(
         Use(
             name=name,
-            degree=groups[name][0],
-            groups=groups[name][1],
+            degree=known[name][0],
+            groups=known[name][1],
             streams=tuple(own[name]),
             takes_ranks=takes_ranks(setting.layout, setting.framework, name),
             load=step_load([(stream, calls[stream.name]) for stream in own[name]], nodes),
         )
         for name in order
-        if name in groups
+        if name in known
     )
+
+
+def silent_uses(setting: Setting) -> tuple[Use, ...]:
+    """Return the parallelisms in use with their groups alone: no streams, nothing loaded."""
+    return _uses(setting, groups_in_use(setting), (), {}, setting.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,16 +234,18 @@ class _Timing:
 
 
 def _pair(first: Use, second: Use, timing: _Timing, rule: Callable[[str, str], str | None]) -> Pair:
-    lies = crossing(first.groups, second.groups)
-    dimensions = dimension_relation(first.cuts, second.cuts)
     overlap, when = timing.overlap(first, second)
-    verdict, why = _verdict(first, second, lies, dimensions, rule)
+    lies = crossing(first.groups, second.groups)
+    verdict, why = judge(first, second, lies, rule)
+    both_load = shared(first.load, second.load)
+    if overlap == "together" and both_load and both_load[0].resource[0].startswith("nic"):
+        why += "; but both load the network at the same time"
     return Pair(
         first=first,
         second=second,
-        dimensions=dimensions,
+        dimensions=dimension_relation(first.cuts, second.cuts),
         crossing=lies,
-        shared=shared(first.load, second.load),
+        shared=both_load,
         overlap=overlap,
         when=when,
         verdict=verdict,
@@ -357,30 +253,31 @@ def _pair(first: Use, second: Use, timing: _Timing, rule: Callable[[str, str], s
     )
 
 
-def _verdict(
-    first: Use,
-    second: Use,
-    lies: Crossing,
-    dimensions: DimensionRelation,
-    rule: Callable[[str, str], str | None],
-) -> tuple[Verdict, str]:
-    """Judge a pair: groups that reuse the other's ranks, degrees that a rule ties, a dimension that both cut."""
+def judge(first: Use, second: Use, lies: Crossing, rule: Callable[[str, str], str | None]) -> tuple[Verdict, str]:
+    """Judge a pair, and say why: groups that reuse the other's ranks, degrees that a rule ties, a dimension both cut.
+
+    ``rule`` returns what the engine says that ties two degrees, by name, or None.
+    """
     free = [use.name for use in (first, second) if not use.takes_ranks]
     if free and lies.lie in ("equal", "inside", "around"):
         inner, outer = (first, second) if lies.lie != "around" else (second, first)
         how = "the same as" if lies.lie == "equal" else "inside"
-        return (
-            "part of the other",
-            f"no ranks of its own for {' and '.join(free)}; groups of {inner.name} are {how} those of {outer.name}",
+        takes = "take no ranks of their own" if len(free) > 1 else "takes no ranks of its own"
+        return "part of the other", (
+            f"{' and '.join(free)} {takes}: groups of {inner.name} are {how} those of {outer.name}; "
+            f"{first.name} {first.degree} and {second.name} {second.degree} are on {lies.span} ranks, "
+            f"not {first.degree * second.degree}"
         )
     tie = rule(first.name, second.name)
     if tie is not None:
         return "coupled", tie
-    if dimensions == "same":
+    if set(first.cuts) & set(second.cuts):
         both = ", ".join(sorted(set(first.cuts) & set(second.cuts)))
         return "coupled", f"both cut {both}: the second cuts what the first one left"
     if lies.lie == "several ranks":
         return "coupled", f"their groups have up to {lies.common} ranks in common"
     if "pd" in (first.name, second.name):
-        return "natural", "each pool has its own degrees"
+        return "natural", "each pool has its own degrees and groups"
+    if free:
+        return "natural", f"no rule ties their degrees, and their groups meet in {lies.common} rank at most"
     return "natural", "independent factors of the world: any degree goes with any other"

@@ -11,11 +11,18 @@ EXPECTED = {
     ("tp", "dp"): (NATURAL, NATURAL, PART, PART),
     ("tp", "pp"): (NATURAL, NATURAL, NATURAL, NATURAL),
     ("tp", "sp"): (PART, PART, REFUSED, REFUSED),
+    ("tp", "dcp"): (PART, REFUSED, PART, REFUSED),
+    ("tp", "ep"): (PART, PART, PART, PART),
+    ("tp", "pd"): (COUPLED, NATURAL, NATURAL, NATURAL),
     ("dp", "pp"): (NATURAL, NATURAL, NATURAL, NATURAL),
     ("dp", "ep"): (PART, PART, PART, PART),
+    ("dp", "cp"): (REFUSED, NATURAL, COUPLED, NATURAL),
     ("pp", "cp"): (REFUSED, NATURAL, NATURAL, NATURAL),
+    ("pp", "ep"): (NATURAL, NATURAL, NATURAL, NATURAL),
     ("cp", "ep"): (PART, PART, PART, REFUSED),
+    ("ep", "etp"): (REFUSED, COUPLED, COUPLED, COUPLED),
     ("ep", "pd"): (NATURAL, NATURAL, NATURAL, NATURAL),
+    ("sp", "cp"): (COUPLED, COUPLED, REFUSED, REFUSED),
 }
 
 
@@ -36,6 +43,37 @@ def test_a_refusal_has_the_engine_s_rule(first, second, framework, rule):
     found = combination(first, second, framework)
     assert found.pair is None
     assert rule in str(found.refusal)
+
+
+@pytest.mark.parametrize("other", ["tp", "pp", "cp", "ep"])
+def test_replicas_go_with_anything_where_dp_lies_inside_tp(other):
+    first, second = ("tp", "dp") if other == "tp" else ("dp", other)
+    for framework in ("sglang", "tensorrt_llm"):
+        found = combination(first, second, framework)
+        assert found.replicas is not None
+        assert found.replicas.verdict == NATURAL
+    assert combination(first, second, "megatron").replicas is None
+
+
+def test_experts_and_handoff_meet_on_the_network_of_every_engine():
+    for framework in TITLES:
+        pair = combination("ep", "pd", framework).pair
+        assert pair is not None
+        assert (pair.overlap, pair.shared[0].resource[0]) == ("together", "nic_ingress")
+
+
+def test_megatron_s_second_grid_crosses_the_first_in_every_way():
+    found = combination("tp", "ep", "megatron")
+    assert found.pair is not None
+    ways = {found.pair.crossing.lie: found.verdict} | {other.lie: other.verdict for other in found.others}
+    assert ways == {"equal": PART, "inside": PART, "around": PART, "one rank": COUPLED, "several ranks": COUPLED}
+    assert found.verdicts == (PART, COUPLED)
+
+
+def test_an_engine_that_takes_some_models_says_which_not():
+    found = combination("tp", "cp", "vllm")
+    assert (found.verdict, found.model) == (NATURAL, "DeepSeek-V3")
+    assert "currently supports MLA models only" in str(found.but_for)
 
 
 def test_every_pair_is_tried_on_every_engine_with_both_in_use():

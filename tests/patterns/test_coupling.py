@@ -13,11 +13,12 @@ from crosstraffic.cli import app
 from crosstraffic.errors import UsageError
 from crosstraffic.patterns.coupling import coupling, group_calls, pool_nodes
 from crosstraffic.patterns.crossing import crossing, tied
+from crosstraffic.patterns.degree_rules import degree_rule, handoff_rule
 from crosstraffic.patterns.layout import Layout, parse_layout
 from crosstraffic.patterns.load import largest, shared, step_load
 from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.phase import phase_step, phase_streams
-from crosstraffic.patterns.wire import traffic
+from crosstraffic.patterns.wire import wire_matrix
 from crosstraffic.patterns.workload import Workload
 
 
@@ -45,6 +46,7 @@ def test_attention_data_parallelism_with_experts_on_8_ranks_is_8_ranks_and_not_6
     assert (uses["dp"].takes_ranks, uses["ep"].takes_ranks) == (True, False)
     pair = pair_of(found, "dp", "ep")
     assert (pair.verdict, pair.crossing.lie) == ("part of the other", "equal")
+    assert "ep 8 and dp 8 are on 8 ranks, not 64" in pair.why
 
 
 def test_experts_and_handoff_are_orthogonal_and_fight_for_the_network():
@@ -53,6 +55,7 @@ def test_experts_and_handoff_are_orthogonal_and_fight_for_the_network():
     assert (pair.verdict, pair.crossing.common, pair.overlap) == ("natural", 1, "together")
     assert pair.shared[0].resource[0] == "nic_ingress"
     assert min(pair.shared[0].num_bytes) > 0
+    assert "both load the network at the same time" in pair.why
     assert len(found.nodes) == 16 + 32
     assert {found.nodes[rank] for rank in range(16)} & {found.nodes[rank] for rank in range(16, 48)} == set()
 
@@ -76,19 +79,20 @@ def test_nothing_in_use_is_no_pair():
 
 
 @pytest.mark.parametrize(
-    ("layout", "framework", "work"),
+    ("model", "layout", "framework", "work"),
     [
-        ("tp=4,pp=2,dp=2", "vllm", {}),
-        ("tp=8,dp=4,ep=32", "vllm", {}),
-        ("tp=2,cp=2,pp=2,ep=4,dp=2", "megatron", {"phase": "prefill", "tokens": 512}),
-        ("tp=8,dp=4,ep=8", "sglang", {}),
-        ("tp=3,pp=3", "megatron", {"num_micro_batches": 3}),
+        ("Qwen3-30B-A3B", "tp=4,pp=2,dp=2", "vllm", {}),
+        ("Qwen3-30B-A3B", "tp=8,dp=4,ep=32", "vllm", {}),
+        ("DeepSeek-V3", "tp=2,cp=3,ep=6", "vllm", {"phase": "prefill", "tokens": 510}),
+        ("DeepSeek-V3", "tp=2,cp=2", "vllm", {"phase": "prefill", "tokens": 512}),
+        ("Qwen3-30B-A3B", "tp=2,cp=2,pp=2,ep=4,dp=2", "megatron", {"phase": "prefill", "tokens": 512}),
+        ("Qwen3-30B-A3B", "tp=8,dp=4,ep=8", "sglang", {}),
+        ("Llama-3.1-8B", "tp=4,cp=2", "sglang", {"phase": "prefill", "tokens": 512}),
+        ("Kimi-K3", "tp=3,pp=3", "megatron", {"num_micro_batches": 3}),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loads_add_up_to_the_whole_step(layout, framework, work):
-    model = "gpt-oss-20b" if "tp=3" in layout else "Qwen3-30B-A3B"
-    if model == "gpt-oss-20b":
-        layout = layout.replace("tp=3", "tp=4")
+def test_loads_add_up_to_the_whole_step(model, layout, framework, work):
     found = couple(model, layout, framework, **work)
     setting = found.setting
     asked = (setting.shape, setting.layout, setting.workload, framework)
@@ -97,23 +101,63 @@ def test_loads_add_up_to_the_whole_step(layout, framework, work):
     expected: dict[int, int] = {}
     for stream in streams:
         for index, count in enumerate(calls[stream.name]):
-            one = traffic(stream, found.nodes) if len(stream.groups) == 1 else None
-            matrix = None
-            if one is None:
-                from crosstraffic.patterns.wire import wire_matrix
-
-                matrix = wire_matrix(stream, index)
-                for place, rank in enumerate(stream.groups[index]):
-                    expected[rank] = expected.get(rank, 0) + count * int(matrix[place].sum())
-            else:
-                for rank, amount in one.egress_bytes.items():
-                    expected[rank] = expected.get(rank, 0) + count * amount
+            sent = wire_matrix(stream, index).sum(axis=1)
+            for rank, amount in zip(stream.groups[index], sent.tolist(), strict=True):
+                expected[rank] = expected.get(rank, 0) + count * amount
     told: dict[int, int] = {}
     for use in found.uses:
         for (kind, rank), amount in use.load.items():
             if kind == "port_egress":
                 told[rank] = told.get(rank, 0) + amount
     assert told == {rank: amount for rank, amount in expected.items() if amount}
+    assert sorted(stream.name for use in found.uses for stream in use.streams) == sorted(
+        stream.name for stream in streams
+    )
+
+
+def test_streams_of_a_pattern_without_a_degree_are_somebody_s():
+    found = couple("DeepSeek-V3", "tp=2,cp=2,ep=4", phase="prefill", tokens=512)
+    context = next(use for use in found.uses if use.name == "cp")
+    assert "pcp.hidden_states" in {stream.name for stream in context.streams}
+    cut = next(use for use in couple("Qwen3-30B-A3B", "tp=2,dp=2").uses if use.name == "etp")
+    assert (cut.degree, cut.groups) == (4, ((0, 1, 2, 3),))
+    assert {stream.name for stream in cut.streams} == {"ep.all_gather", "ep.reduce_scatter"}
+
+
+@pytest.mark.parametrize("framework", ["sglang", "tensorrt_llm"])
+def test_groups_of_attention_data_parallelism_hold_the_same_part(framework):
+    found = couple("Qwen3-30B-A3B", "tp=4,dp=4,ep=4", framework)
+    data = next(use for use in found.uses if use.name == "dp")
+    assert (data.groups, data.takes_ranks) == (((0, 1, 2, 3),), False)
+    found = couple("Llama-3.1-8B", "tp=2,replicas=3", framework)
+    pair = pair_of(found, "tp", "replicas")
+    assert pair.second.groups == ((0, 2, 4), (1, 3, 5))
+    assert (pair.verdict, pair.crossing.lie) == ("natural", "one rank")
+
+
+def test_degrees_of_sglang_that_share_tensor_parallel_ranks_are_tied():
+    assert "dp_size * attn_cp_size" in str(degree_rule(Layout(tp=8, dp=2, cp=2), "sglang", "dp", "cp"))
+    assert degree_rule(Layout(tp=8, dp=2, pp=2), "sglang", "dp", "pp") is None
+
+
+@pytest.mark.parametrize(("framework", "rule"), [("vllm", "is not divisible by remote"), ("sglang", None)])
+def test_pools_whose_degrees_must_fit(framework, rule):
+    found = handoff_rule(load_model("Kimi-K3"), Layout(tp=2), Layout(tp=2), framework, "tp")
+    assert found is None if rule is None else rule in str(found)
+    assert handoff_rule(load_model("Llama-3.1-8B"), Layout(tp=2), Layout(tp=2), framework, "tp") is None
+
+
+def test_decode_stages_of_sglang_are_those_of_prefill():
+    found = handoff_rule(load_model("Llama-3.1-8B"), Layout(pp=4), Layout(pp=4), "sglang", "pp")
+    assert "pp" in str(found)
+    assert handoff_rule(load_model("Llama-3.1-8B"), Layout(pp=4), Layout(pp=4), "vllm", "pp") is None
+
+
+def test_replicas_on_one_node_meet():
+    apart = {"ranks_per_node": 2}
+    assert pair_of(couple("Llama-3.1-8B", "tp=2,pp=2,dp=2"), "tp", "pp").overlap == "replicas"
+    assert pair_of(couple("Llama-3.1-8B", "tp=2,pp=2", **apart), "tp", "pp").overlap == "serial"
+    assert pair_of(couple("Llama-3.1-8B", "tp=2,pp=2", num_micro_batches=2), "tp", "pp").overlap == "replicas"
 
 
 @given(st.permutations(range(12)), st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 3, 4, 6]))
