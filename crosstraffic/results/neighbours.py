@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crosstraffic.patterns.workload import PHASES
 from crosstraffic.results.store import Run
 from crosstraffic.results.tables import pairs
 
@@ -27,7 +28,8 @@ def pattern_slowdowns(run: Run) -> Mapping[tuple[str, str], Slowdowns]:
     patterns: dict[str, set[str]] = {stream.name: {stream.pattern} for stream in run.streams}
     for alias, name in run.info.aliases.items():
         if name in patterns:
-            patterns[name].add(alias.split(".")[1])
+            phase, _, rest = alias.partition(".")
+            patterns[name].add((rest if phase in PHASES else alias).partition(".")[0])
     seen: dict[tuple[str, str], list[float]] = {}
     for slowed, beside, slowdown in _pairs(run):
         for first in patterns.get(slowed, ()):

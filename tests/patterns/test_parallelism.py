@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from crosstraffic.patterns.handoff import handoff
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.parallelism import (
@@ -57,6 +58,16 @@ def test_a_formula_gives_the_bytes_of_its_streams(way):
     }  # fmt: skip
     sent = sum(times * wire_bytes_per_rank(streams[name]) for name, times in zip(way.streams, calls, strict=True))
     assert sent == evaluate(way.formula, symbols)
+
+
+def test_the_formula_of_a_handoff_gives_what_each_rank_sends():
+    (way,) = PARALLELISMS["pd"].exchanges
+    layout, workload = Layout(tp=4), Workload(phase="handoff", batch=3, context=640)
+    moved = handoff(LLAMA, layout, layout, workload, prefill_ranks=range(4), decode_ranks=range(4, 8), framework="vllm")
+    (stream,) = moved.streams
+    assert (stream.name,) == way.streams
+    symbols = {"T": 3 * 640, "K": LLAMA.num_kv_heads, "TP": 4, "d": LLAMA.head_dim, "b": 2}
+    assert wire_bytes_per_rank(stream) == LLAMA.num_layers * evaluate(way.formula, symbols)
 
 
 def test_the_readme_shows_the_table_as_it_is(request):
