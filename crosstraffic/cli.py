@@ -1,5 +1,6 @@
 """The command line. Commands live in ``commands/``, one file each; heavy imports happen inside them."""
 
+import errno
 import sys
 
 import typer
@@ -17,7 +18,10 @@ from crosstraffic.commands.run import run
 from crosstraffic.commands.slurm import slurm
 from crosstraffic.commands.traffic import traffic
 from crosstraffic.commands.validate import validate
-from crosstraffic.errors import CrosstrafficError
+from crosstraffic.errors import CrosstrafficError, UsageError
+
+# What the parser of the command line raises for a wrong option; typer exports only this kind of it.
+Parsing: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="crosstraffic",
@@ -58,11 +62,21 @@ app.add_typer(lab, name="lab")
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit; whatever was wrong with what was asked is one line and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        sys.exit("aborted")
+    except Parsing as error:
+        line = errors.usage_line(error)
+        sys.exit(errors.report(UsageError(line)) if line else 2)  # without a line, help was printed
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        sys.exit(errors.report(UsageError(f"no such file, its name is too long: {error.filename!r}")))
     except CrosstrafficError as error:
         sys.exit(errors.report(error))
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def read_scenario(name_or_path: str) -> ScenarioFile:
         raise UsageError(f"no such scenario: {name_or_path!r}; give a path to a .toml file or one of: {names}")
     try:
         file = ScenarioFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"scenario {name_or_path} is not valid TOML: {error}") from error
     except ValidationError as error:
         raise UsageError(f"scenario {name_or_path}: {'; '.join(map(_told, error.errors()))}") from error

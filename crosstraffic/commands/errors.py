@@ -1,10 +1,13 @@
 """Turn errors into one line on stderr and the exit code that the design gives them."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from crosstraffic.errors import CrosstrafficError, UsageError
+
+TOO_LONG = re.compile(r"(\S{60})\S{140,}")
 
 
 @contextmanager
@@ -18,5 +21,25 @@ def planning(what: str) -> Iterator[None]:
 
 def report(error: CrosstrafficError) -> int:
     """Print an error for a person; return the exit code."""
-    print(f"error: {error}", file=sys.stderr)
+    text = one_line(str(error)) if isinstance(error, UsageError) else str(error)
+    print(f"error: {text}", file=sys.stderr)
     return error.exit_code
+
+
+def one_line(text: str) -> str:
+    r"""Keep an error on one line of some length, whatever was asked: control characters escaped, endless words cut.
+
+    >>> one_line("no such file: a\nb"), len(one_line("x" * 5000))
+    ('no such file: a\\nb', 63)
+    """
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return TOO_LONG.sub(r"\1...", shown)
+
+
+def usage_line(error: Exception) -> str:
+    """Say what the parser of the command line refuses: the option, the value where it knows it, and why."""
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    cause = error.__cause__
+    if cause is not None and hasattr(cause, "errors"):
+        message = f"{message}: {cause.errors()[0]['input']!r}"
+    return message

@@ -51,7 +51,7 @@ def groups(
         parsed = parse_layout(layout, world=world, framework=name)
         return parsed, process_groups(parsed, name, order=order)
 
-    asked = framework or ("megatron" if order is not None else None)
+    asked = "megatron" if framework is None and order is not None else framework
     with planning("groups"):
         if ranks_per_node < 1:
             raise ValueError(f"ranks_per_node must be a whole number from 1: {ranks_per_node}")

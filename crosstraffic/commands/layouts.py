@@ -67,15 +67,16 @@ def layouts(
         check_framework(framework)
         if top is not None and top < 1:
             raise ValueError(f"top must be a whole number from 1: {top}")
+        requests = gpus * REQUESTS_PER_GPU.get(phase, 1) if batch is None else batch
         workload = Workload(
             phase=phase,  # type: ignore[arg-type]
+            batch=1 if batch is None else batch,
             context=context,
             dtype=dtype,
             kv_dtype=kv_dtype,
             expert_backend=expert_backend,
             ranks_per_node=ranks_per_node,
         )
-        requests = gpus * REQUESTS_PER_GPU.get(phase, 1) if batch is None else batch
         memory_bytes = parse_bytes(gpu_memory)
         found = find_layouts(
             shape,

@@ -68,9 +68,11 @@ def submit(
 ) -> None:
     """Submit a measurement; print the number of the job and its run folder."""
     import json
+    import math
     from dataclasses import replace
     from datetime import UTC, datetime
 
+    from crosstraffic.bench.scenario import read_scenario
     from crosstraffic.commands.errors import planning
     from crosstraffic.slurm import submit as slurm_submit
     from crosstraffic.slurm.job import TEMPLATE, Job, render
@@ -78,21 +80,22 @@ def submit(
     with planning("slurm submit"):
         sizes = _sizes(nodes, sweep_nodes)
         is_file = scenario is not None and Path(scenario).suffix == ".toml"
-        if is_file and not Path(str(scenario)).is_file():
-            raise ValueError(f"scenario: no such file: {scenario!r}")
+        if scenario is not None:
+            read_scenario(scenario)
+        if budget is not None and not 0 < budget < math.inf:
+            raise ValueError(f"--budget must be more than 0 seconds, and finite: {budget:g}")
         if output is None:
             stem = Path(scenario).stem if scenario else "default"
             output = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         kind = transport if transport != "auto" or not gpus_per_node else "nccl"
         kind = "mpi" if kind == "auto" else kind
-        plugin = mpi if mpi is not None else "none" if kind != "mpi" else slurm_submit.mpi_plugin()
         whole = Job(
             scenario=str(Path(str(scenario)).resolve()) if is_file else scenario,
             output=str(output.absolute()),
             num_nodes=sizes[-1],
-            ranks_per_node=ranks_per_node or gpus_per_node or 1,
+            ranks_per_node=(gpus_per_node or 1) if ranks_per_node is None else ranks_per_node,
             transport=kind,
-            mpi=plugin,
+            mpi="none" if mpi is None else mpi,
             program=program,
             name=name,
             arguments=() if budget is None else ("--budget", f"{budget:g}"),
@@ -113,6 +116,8 @@ def submit(
             variables=tuple(_variable(text) for text in env or ()),
             directives=tuple(sbatch or ()),
         )
+        if mpi is None and kind == "mpi":  # asked last: it needs Slurm, what is wrong above does not
+            whole = replace(whole, mpi=slurm_submit.mpi_plugin())
         jobs = [whole]
         if sweep_nodes is not None:
             jobs = [replace(whole, num_nodes=size, output=f"{whole.output}/nodes-{size:04d}") for size in sizes]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from crosstraffic.patterns.workload import Workload
 
 
+MAX_DIGITS = 18  # of a count
 WORK, DATA, ENGINE, HANDOFF = "Work", "Data and placement", "Choices of the engine", "Handoff"
 
 
@@ -211,7 +212,7 @@ def traffic(
             padded=padded,
             num_micro_batches=micro_batches,
             dtype=dtype,
-            kv_dtype=kv_dtype or (dtype if phase == "handoff" else None),
+            kv_dtype=dtype if kv_dtype is None and phase == "handoff" else kv_dtype,
             sequence_parallel=sequence_parallel,
             quantized_all_reduce=quantized_all_reduce,
             context_style=context_style,  # type: ignore[arg-type]
@@ -240,6 +241,8 @@ def traffic(
             check_framework(framework)
         if decode_layout is not None and phase != "handoff":
             raise ValueError(f"--decode-layout belongs to --phase handoff, the phase is {phase}")
+        if gpu is not None and phase == "handoff":
+            raise ValueError(f"--gpu says how a step all-reduces, a handoff does not: {gpu!r}")
         own = parse_layout(layout)
         if phase == "handoff":
             other = own if decode_layout is None else parse_layout(decode_layout)
@@ -267,7 +270,7 @@ def _whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
     """Read ``64,3,0`` into numbers."""
     parts = [] if text is None else [part.strip() for part in text.split(",")]
     for part in parts:
-        if not (part.isascii() and part.isdigit()):
+        if not (part.isascii() and part.isdigit()) or len(part) > MAX_DIGITS:
             raise ValueError(f"{option} takes whole numbers, as 64,3,0: {part!r}")
     return tuple(map(int, parts))
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from crosstraffic.patterns.all_reduce import all_reduce_algorithm
+from crosstraffic.patterns.all_reduce_call import architecture
 from crosstraffic.patterns.handoff import Handoff
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import ModelShape
@@ -67,6 +68,7 @@ def algorithms(streams: Sequence[Stream], framework: str, gpu: str, ranks_per_no
     Raises:
         ValueError: unknown GPU, or an engine that is not described on it.
     """
+    architecture(gpu)
     found = {}
     for stream in streams:
         if stream.op == "all_reduce" and stream.role == "data":

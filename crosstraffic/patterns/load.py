@@ -16,6 +16,7 @@ from crosstraffic.patterns.wire import wire_matrix
 Resource = tuple[str, int]
 Load = Mapping[Resource, int]
 # The scarcest first: a GPU's share of its node's network is an order of magnitude slower than its port to the node.
+MAX_GROUP = 8192  # ranks: a matrix of half a gigabyte
 KINDS = ("nic_egress", "nic_ingress", "port_egress", "port_ingress", "fabric")
 
 
@@ -29,7 +30,16 @@ def step_load(calls: Sequence[tuple[Stream, Sequence[int]]], nodes: Sequence[int
     ...            calls_per_step=3, dtype="bfloat16", formula="", source="")
     >>> step_load([(s, [3])], [0, 1])["nic_egress", 0]
     1200
+
+    Raises:
+        ValueError: a group of more ranks than a byte matrix is made for.
     """
+    for stream, _ in calls:
+        if stream.group_size > MAX_GROUP:
+            raise ValueError(
+                f"loads go by a matrix of bytes between the ranks of a group, at most {MAX_GROUP}: "
+                f"{stream.name} has {stream.group_size}"
+            )
     place = np.asarray(nodes, dtype=np.int64)
     num_nodes = int(place.max()) + 1
     ports = np.zeros((2, len(place)), dtype=np.int64)

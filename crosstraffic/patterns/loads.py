@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+MAX_LOGARITHM = 600.0  # of a load: sums over experts stay below the largest float
 
 
 def _uniform(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:
@@ -29,7 +30,9 @@ def _power_law(num_experts: int, num_tokens: int, parameter: float, rng: np.rand
 
 
 def _lognormal(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:
-    return np.asarray(np.exp(parameter * rng.standard_normal(num_experts)))
+    """Draw loads whose logarithm is normal; shares are what counts, so that huge ones are scaled to stay numbers."""
+    logarithms = parameter * rng.standard_normal(num_experts)
+    return np.asarray(np.exp(logarithms - max(0.0, logarithms.max() - MAX_LOGARITHM)))
 
 
 def _k_hot(num_experts: int, num_tokens: int, parameter: float, rng: np.random.Generator) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 
 UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 MAX_CELL = 2**55  # as a stream's payload
+PLAIN_DIGITS = 16  # of a number that is below MAX_CELL for sure
 Cells = tuple[tuple[str, ...], ...]
 
 
@@ -99,7 +100,9 @@ def _json_table(path: str | Path, text: str) -> tuple[Cells, tuple[int, ...]]:
     return cells, tuple(range(1, len(rows) + 1))
 
 
-def _number(text: str, place: str, what: str) -> Decimal:
+def _number(text: str, place: str, what: str) -> Decimal | int:
+    if len(text) <= PLAIN_DIGITS and text.isascii() and text.isdigit():
+        return int(text)
     try:
         value = Decimal(text)
     except InvalidOperation as error:

@@ -80,3 +80,5 @@ def _expert_rules(shape: ModelShape, layout: Layout, framework: str, redundant: 
     yield redundant == 0 or ep > 1, off
     uneven = f"EPLB currently only supports even distribution of experts across ranks: {placed} experts, {ep} EP ranks."
     yield redundant == 0 or placed % ep == 0, uneven
+    most = shape.num_experts * (ep - 1)
+    yield redundant <= most, f"every rank would hold an expert twice: {redundant} redundant experts, at most {most}"

@@ -1,5 +1,7 @@
 """Replicas of hot experts (EPLB): which expert each slot of each rank holds, and what it costs to move them."""
 
+from heapq import heappop, heappush
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,11 +32,12 @@ def balanced_packing(weights: npt.ArrayLike, num_packs: int) -> Indices:
     if room == 1:
         return np.arange(num_packs, dtype=np.int64).reshape(-1, 1)
     packs: list[list[int]] = [[] for _ in range(num_packs)]
-    totals = [0.0] * num_packs
+    lightest = [(0.0, pack) for pack in range(num_packs)]  # a heap of those with room; the first one of equals
     for item in np.argsort(-loads, kind="stable"):
-        pack = min((pack for pack in range(num_packs) if len(packs[pack]) < room), key=lambda pack: totals[pack])
+        total, pack = heappop(lightest)
         packs[pack].append(int(item))
-        totals[pack] += float(loads[item])
+        if len(packs[pack]) < room:
+            heappush(lightest, (total + float(loads[item]), pack))
     return np.array(packs, dtype=np.int64)
 
 

@@ -7,6 +7,7 @@ and plain all-to-all dispatchers do it; or each (token, rank) or (token, node) t
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import isfinite
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -80,6 +81,8 @@ class Routed:
         self._check_distribution()
 
     def _check_distribution(self) -> None:
+        if not isfinite(self.parameter):
+            raise ValueError(f"{self.distribution}: the parameter must be a finite number: {self.parameter}")
         if self.distribution in ("power_law", "lognormal") and self.parameter < 0:
             raise ValueError(f"{self.distribution}: the parameter must not be negative: {self.parameter}")
         if self.distribution == "k_hot" and not self.top_k <= self.parameter <= self.num_experts:

@@ -190,6 +190,8 @@ def make_setting(shape: ModelShape, layout: Layout, workload: Workload, framewor
             "MRV2 PCP does not support speculative decoding yet: "
             f"cp={layout.cp}, num_speculative={workload.num_speculative}"
         )
+    if workload.model_runner is not None and framework != "vllm":
+        raise ValueError(f"{framework} has one model runner: model_runner={workload.model_runner} is vllm's")
     chunks = model_chunks(
         shape.num_layers,
         layout,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_bytes
 from crosstraffic.patterns.routing import Routed
-from crosstraffic.patterns.stream import Phase
+from crosstraffic.patterns.stream import MAX_PAYLOAD_BYTES, Phase
 
 ContextStyle = Literal["ring", "all_gather", "ulysses", "ulysses_ring", "pass_q"]
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -132,14 +132,18 @@ class Workload:
             if getattr(self, field) < least:
                 rule = "must not be negative" if least == 0 else f"must be a whole number from {least}"
                 raise ValueError(f"{field} {rule}: {getattr(self, field)}")
+            if field != "seed":
+                _check_size(field, getattr(self, field))
         for field in ("tokens", "ulysses_ranks", "contiguous_blocks"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ValueError(f"{field} must be a whole number from 1: {value}")
+            _check_size(field, value or 1)
         for field, what in WHAT.items():
             value = getattr(self, field)
             if value is not None and value not in CHOICES[field]:
                 raise ValueError(f"unknown {what}: {value!r}; allowed: {', '.join(CHOICES[field])}")
+        _check_size("tokens of a step", self.num_tokens)
         if self.phase == "decode" and self.tokens not in (None, self.num_tokens):
             raise ValueError(
                 f"a decode step has one token per request and speculated ones: batch {self.batch}, tokens {self.tokens}"
@@ -189,3 +193,9 @@ class Workload:
             weights=self.routing_weights,
             redundant_experts=self.redundant_experts,
         )
+
+
+def _check_size(field: str, value: int) -> None:
+    """Raise ValueError for a count above the bytes that a stream may have: sums stay within 64 bits."""
+    if value > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"{field} must be a whole number up to {MAX_PAYLOAD_BYTES}: {value}")

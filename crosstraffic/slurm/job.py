@@ -13,6 +13,8 @@ from crosstraffic.slurm.nodelist import expand
 
 TEMPLATE = Path(__file__).parent / "templates" / "job.sh.j2"
 TRANSPORTS = ("auto", "mpi", "gloo", "nccl")
+MAX_PROCESSORS = 2**24  # more than any machine has
+COUNTS = ("num_nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
 WARNING_S = 120  # before the time limit: the run ends in order and leaves what it has
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/+@-]*", re.ASCII)
 _PATH = re.compile(r"/[A-Za-z0-9_.,:/+@=-]*", re.ASCII)
@@ -134,6 +136,9 @@ class Job:
                 raise ValueError(f"{name} must be a whole number from {least}: {getattr(self, name)}")
         if self.cpus_per_rank is not None and self.cpus_per_rank < 1:
             raise ValueError(f"cpus_per_rank must be a whole number from 1: {self.cpus_per_rank}")
+        if self.num_ranks * (self.cpus_per_rank or 1) > MAX_PROCESSORS or self.gpus_per_node > MAX_PROCESSORS:
+            asked = {name: getattr(self, name) for name in COUNTS if getattr(self, name)}
+            raise ValueError(f"a job takes at most {MAX_PROCESSORS} processors: {asked}")
         if self.nodelist is not None and len(expand(self.nodelist)) < self.num_nodes:
             raise ValueError(f"the node list names {len(expand(self.nodelist))} nodes, the job needs {self.num_nodes}")
         if self.mounts is not None and self.container is None:

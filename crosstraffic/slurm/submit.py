@@ -67,9 +67,11 @@ def mpi_plugin() -> str:
     """Return the plug-in of srun that starts MPI ranks here: what the installed MPI speaks, if srun offers it.
 
     Raises:
-        EnvironmentRefused: srun offers none.
+        EnvironmentRefused: srun offers none, or does not find its cluster.
     """
     said = ask(("srun", "--mpi=list"))
+    if said.returncode:
+        raise EnvironmentRefused(f"srun does not list its MPI plug-ins: {_last_line(said.stderr or said.stdout)}")
     offered = re.findall(r"[A-Za-z0-9_]+", said.stdout + said.stderr)
     speaks_pmi2 = any(is_installed(name) for name in PMI2_LIBRARIES)
     for plugin in MPI_PLUGINS[::-1] if speaks_pmi2 else MPI_PLUGINS:
@@ -79,6 +81,10 @@ def mpi_plugin() -> str:
         f"srun offers no MPI plug-in of {', '.join(MPI_PLUGINS)}: {' '.join(offered)}; name one with --mpi, "
         "or take --transport gloo"
     )
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 def submit(job: Job, template: Path | None = None, *, earlier: Submitted | None = None) -> Submitted:

@@ -143,7 +143,7 @@ def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):
         (("--nodes", 1, "--time", "1h"), "a time as Slurm writes it"),
         (("--nodes", 1, "--account", "x; reboot"), "account must be"),
         (("--nodes", 1, "--sbatch=--wrap=reboot",), "--wrap has its own"),
-        (("missing.toml", "--nodes", 1), "no such file: 'missing.toml'"),
+        (("missing.toml", "--nodes", 1), "no such scenario: 'missing.toml'"),
         (("--nodes", 1, "--template", "missing.j2"), "template missing.j2"),
     ],
 )  # fmt: skip
