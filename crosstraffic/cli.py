@@ -1,6 +1,8 @@
 """The command line. Commands live in ``commands/``, one file each; heavy imports happen inside them."""
 
 import errno
+import io
+import os
 import sys
 
 import typer
@@ -63,20 +65,33 @@ app.add_typer(lab, name="lab")
 
 def main() -> None:
     """Run the command line and exit; whatever was wrong with what was asked is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have is no reason to end
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = app(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except typer.Abort:
         sys.exit("aborted")
     except Parsing as error:
         line = errors.usage_line(error)
         sys.exit(errors.report(UsageError(line)) if line else 2)  # without a line, help was printed
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        sys.exit(errors.report(UsageError(f"no such file, its name is too long: {error.filename!r}")))
+        sys.exit(_report_system(error))
     except CrosstrafficError as error:
         sys.exit(errors.report(error))
     sys.exit(code)
+
+
+def _report_system(error: OSError) -> int:
+    """Tell what the system refused to any command: a name too long, or standard output (closed by its reader, full)."""
+    if error.errno == errno.ENAMETOOLONG:
+        return errors.report(UsageError(f"no such file, its name is too long: {error.filename!r}"))
+    if error.errno not in (errno.EPIPE, errno.ENOSPC) or error.filename is not None:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left unwritten is not tried again at the end
+    return 1 if error.errno == errno.EPIPE else errors.report(CrosstrafficError(f"cannot print: {error.strerror}"))
 
 
 if __name__ == "__main__":

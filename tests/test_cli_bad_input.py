@@ -1,6 +1,7 @@
 """Whatever is asked wrongly is refused with one line, which names the value, and exit code 2; nothing is ignored."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -102,7 +103,26 @@ def test_nested_without_end_is_no_scenario(
     assert "is not valid TOML" in capsys.readouterr().err
 
 
-def test_closed_output_is_no_traceback() -> None:
-    command = f"{sys.executable} -m crosstraffic.cli groups --layout tp=8,dp=8192 --json | head -c 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("{", "")
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        pytest.param("groups --layout tp=8,dp=8192 --json | head -c 1", ("{", ""), id="closed by its reader"),
+        pytest.param("groups --layout tp=2 >&-", ("", ""), id="none"),
+        pytest.param(
+            "traffic Llama-3.1-8B >/dev/full", ("", "error: cannot print: No space left on device\n"), id="full"
+        ),
+    ],
+)
+def test_output_that_takes_nothing_is_no_traceback(line: str, said: tuple[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m crosstraffic.cli {line}"], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == said
+
+
+def test_a_letter_that_the_terminal_lacks_is_replaced() -> None:
+    command = [sys.executable, "-m", "crosstraffic.cli", "traffic", "Llama-3.1-8B", "--phase", "handoff"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()

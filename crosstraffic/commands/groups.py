@@ -65,7 +65,7 @@ def groups(
     if as_json:
         print(json.dumps(found))
         return
-    plain = {} if _has_frames(sys.stdout.encoding) else str.maketrans(PLAIN)
+    plain = {} if _has_frames(getattr(sys.stdout, "encoding", None)) else str.maketrans(PLAIN)
     for line in _text(found, title, parsed, ranks_per_node, engine):
         print(line.translate(plain))
 
