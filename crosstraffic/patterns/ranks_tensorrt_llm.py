@@ -18,7 +18,7 @@ def _rules(layout: "Layout", order: str | None) -> Rules:
     moe_tp = _expert_tp(layout) if layout.etp is None else layout.etp
     product = f"tp_size must equal to moe_tp_size * moe_ep_size * moe_cluster_size, but got {tp} != "
     yield moe_tp * ep * cluster == tp, f"{product}{moe_tp} * {ep} * {cluster}"
-    yield cp == 1 or ep == 1, f"CP does not support MoE tp/ep yet: cp={cp}, ep={ep}"
+    yield cp == 1 or ep == 1, f"CP don't support MoE tp/ep yet: cp={cp}, ep={ep}"
     yield cluster == 1 or ep == 1, f"moe_cluster_size > 1 needs moe_ep_size == 1: moe_cluster={cluster}, ep={ep}"
     yield layout.dp in (1, tp), f"attention data parallelism is off (dp=1) or over all of tp (dp={tp}): dp={layout.dp}"
 

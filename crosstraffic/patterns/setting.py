@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, cycle
 
 from crosstraffic.patterns.layout import Groups, Layout, process_groups
@@ -115,25 +116,43 @@ class Setting:
 
     def stage_calls(self, order: Order, name: str) -> tuple[int, ...]:
         """Return how often a group of each pipeline stage calls a stream in one step."""
+        ends = [sum(times for own, times in calls if own == name) for calls in (order.first, order.receive, order.last)]
+        stages = _kinds_of_stages(self.stages, self.shape.moe_layers, self.shape.linear_layers)
+        of_kind = {
+            kind: sum(times for own, times in layer_calls(order, kind) if own == name)
+            for kind in dict.fromkeys(kind for kinds in stages for kind, _ in kinds)
+        }
         found: list[int] = []
-        for index, layers in enumerate(self.stages):
-            kinds = Counter(self.layer_kinds(layers))
-            parts = [(layer_calls(order, kind), count) for kind, count in kinds.items()]
-            num_inputs = len(self.chunks) // len(self.stages) - int(index == 0)
-            parts += [(order.first, int(index == 0)), (order.receive, num_inputs)]
-            parts += [(order.last, int(index == len(self.stages) - 1))]
-            found.append(sum(times * count for calls, times in parts for own, count in calls if own == name))
+        for index, kinds in enumerate(stages):
+            is_first, is_last = int(index == 0), int(index == len(stages) - 1)
+            num_inputs = len(self.chunks) // len(stages) - is_first
+            inside = sum(of_kind[kind] * count for kind, count in kinds)
+            found.append(inside + ends[0] * is_first + ends[1] * num_inputs + ends[2] * is_last)
         return tuple(count * self.num_passes for count in found)
 
     def layer_kinds(self, layers: Sequence[int]) -> tuple[LayerKind, ...]:
         """Return of each layer what decides on its calls: whether it has experts, and a cache that grows."""
-        experts, linear = set(self.shape.moe_layers), set(self.shape.linear_layers)
-        return tuple((layer in experts, layer not in linear) for layer in layers)
+        return _layer_kinds(layers, self.shape.moe_layers, self.shape.linear_layers)
 
     def calling_groups(self, order: Order, name: str, groups: Groups) -> Groups:
         """Return the groups that call a stream: those of the pipeline stages that have it."""
         calls = self.stage_calls(order, name) if name != BOUNDARY else (1,) * len(self.stages)
         return groups if all(calls) else tuple(group for group in groups if calls[self.stage_of_rank[group[0]]])
+
+
+def _layer_kinds(
+    layers: Sequence[int], moe_layers: Sequence[int], linear_layers: Sequence[int]
+) -> tuple[LayerKind, ...]:
+    experts, linear = set(moe_layers), set(linear_layers)
+    return tuple((layer in experts, layer not in linear) for layer in layers)
+
+
+@lru_cache(maxsize=1024)
+def _kinds_of_stages(
+    stages: tuple[tuple[int, ...], ...], moe_layers: tuple[int, ...], linear_layers: tuple[int, ...]
+) -> tuple[tuple[tuple[LayerKind, int], ...], ...]:
+    """Return the kinds of layers of each stage, and how many layers of each: of a model and a cut, once."""
+    return tuple(tuple(Counter(_layer_kinds(layers, moe_layers, linear_layers)).items()) for layers in stages)
 
 
 def held_tokens(workload: Workload, layout: Layout, tp: int, tokens: int, framework: str) -> int:
@@ -235,8 +254,10 @@ def make_stream(
     Nothing is returned if it is never called or its groups have one rank: then nothing crosses. The boundary
     between two stages is crossed once in each pass, by each chunk of layers.
     """
+    if payload_bytes == 0 or all(len(group) == 1 for group in groups):
+        return ()
     calling = setting.calling_groups(order, name, groups)
-    if payload_bytes == 0 or all(len(group) == 1 for group in calling):
+    if all(len(group) == 1 for group in calling):
         return ()
     return (
         Stream(

@@ -36,7 +36,7 @@ def test_verdicts_are_what_the_engines_do(pair):
     [
         ("pp", "cp", "vllm", "PCP does not support PP yet"),
         ("dp", "cp", "vllm", "PCP does not support data parallelism yet"),
-        ("cp", "ep", "tensorrt_llm", "CP does not support MoE tp/ep yet"),
+        ("cp", "ep", "tensorrt_llm", "CP don't support MoE tp/ep yet"),
     ],
 )
 def test_a_refusal_has_the_engine_s_rule(first, second, framework, rule):

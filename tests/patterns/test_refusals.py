@@ -61,7 +61,7 @@ DEGREES = [
         "tp_size must equal to moe_tp_size * moe_ep_size * moe_cluster_size, but got 8 != 4 * 4 * 1",
     ),
     ("tensorrt_llm", Layout(tp=8, ep=3), "but got 8 != 2 * 3 * 1"),
-    ("tensorrt_llm", Layout(tp=8, cp=2, ep=8), "CP does not support MoE tp/ep yet: cp=2, ep=8"),
+    ("tensorrt_llm", Layout(tp=8, cp=2, ep=8), "CP don't support MoE tp/ep yet: cp=2, ep=8"),
     ("tensorrt_llm", Layout(tp=8, ep=4, moe_cluster=2), "moe_cluster_size > 1 needs moe_ep_size == 1"),
     ("tensorrt_llm", Layout(tp=8, dp=2), "attention data parallelism is off (dp=1) or over all of tp (dp=8): dp=2"),
 ]
