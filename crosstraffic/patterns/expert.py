@@ -88,11 +88,21 @@ def source_tokens(setting: Setting, groups: Groups) -> tuple[tuple[int, ...], ..
     return tokens[:1] if len(set(tokens)) == 1 else tokens
 
 
+def gathers_logits(setting: Setting) -> bool:
+    """Tell whether ranks gather router logits, and pick experts after: context parallelism without a dispatcher.
+
+    Source: vLLM @ 017e9f4448b7 layers/fused_moe/runner _maybe_dispatch (pcp_size > 1 and no all-to-all kernels).
+    """
+    layout = setting.layout
+    return setting.framework == "vllm" and layout.ep == 1 and layout.dp == 1 and layout.cp > 1
+
+
 def exchange_calls(setting: Setting) -> Calls:
     """Return what brings the tokens of one layer to their experts and back, in order."""
     path = expert_path(setting)
     if path == "gather_scatter":
-        return (("ep.all_gather", 1), ("ep.reduce_scatter", 1))
+        logits: Calls = (("ep.router_gather", 1),) if gathers_logits(setting) else ()
+        return (("ep.all_gather", 1), *logits, ("ep.reduce_scatter", 1))
     if path != "all_to_all":
         return ()
     there: Calls = (("ep.dispatch", 1), ("ep.dispatch_fanout", 1))
@@ -187,6 +197,10 @@ def _gather_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     is_even = len(set(setting.replica_tokens)) == 1
     scales = " + scales" if setting.element_bytes == 1 else ""
     tokens = "P * T" if is_even else "sum of T over the ranks"
+    row, source = f"(H * b{scales} + 8 * k)", chosen.messages.source
+    if gathers_logits(setting):
+        there, row = setting.shape.expert_row * setting.element_bytes, "H * b"
+        source = "vLLM @ 017e9f4448b7 layers/fused_moe/runner _maybe_dispatch, _maybe_combine"
     return (
         *make_stream(
             setting,
@@ -195,8 +209,18 @@ def _gather_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             op="all_gather",
             groups=groups,
             payload_bytes=everyone * there,
-            formula=f"{tokens} * (H * b{scales} + 8 * k)",
-            source=chosen.messages.source,
+            formula=f"{tokens} * {row}",
+            source=source,
+        ),
+        *make_stream(
+            setting,
+            order,
+            name="ep.router_gather",
+            op="all_gather",
+            groups=groups,
+            payload_bytes=everyone * setting.shape.num_experts * setting.element_bytes,
+            formula=f"{tokens} * E * b, the router's logits",
+            source=source,
         ),
         *make_stream(
             setting,
@@ -206,7 +230,7 @@ def _gather_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             groups=groups,
             payload_bytes=everyone * back,
             formula=f"{tokens} * H * {'2' if scales else 'b'}",
-            source=chosen.messages.source,
+            source=source,
             dtype="bfloat16" if scales else None,
         ),
     )

@@ -137,7 +137,7 @@ def tensor_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     attention data parallelism cuts the output layer over all TP ranks nevertheless: they gather the rows of all
     replicas first, and each of them gets all their logits.
     """
-    groups, size, framework = setting.tensor_groups, setting.hidden_bytes, setting.framework
+    groups, framework = setting.tensor_groups, setting.framework
     reduced, wanted = on_wire(setting), setting.workload.quantized_all_reduce
     streams: list[Stream] = []
     for name, sources in (
@@ -157,15 +157,17 @@ def tensor_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
             source=source,
             dtype=reduced.dtype,
         )
+    tp, tokens = setting.tp, setting.local_tokens
+    padded = ", T padded to a multiple of TP" if tokens % tp else ""
     streams += make_stream(
         setting,
         order,
         name="tp.moe_gather",
         op="all_gather",
         groups=groups,
-        payload_bytes=size,
-        formula="T * H * b: expert output of tokens that were cut over TP",
-        source=f"{_VLLM} models/deepseek_v2.py DeepseekV2MoE.forward",
+        payload_bytes=-(-tokens // tp) * tp * setting.shape.hidden * setting.element_bytes,
+        formula=f"T * H * b: expert output of tokens that were cut over TP{padded}",
+        source=f"{_VLLM} models/utils.py sequence_parallel_chunk, models/deepseek_v2.py DeepseekV2MoE.forward",
     )
     return (*streams, *_output_streams(setting, order))
 

@@ -27,6 +27,29 @@ def exchanges(streams):
     return {name: stream for name, stream in streams.items() if stream.pattern in ("ep", "etp")}
 
 
+@pytest.mark.parametrize(("tp", "dp", "batch", "rows"), [(8, 8, 64, 8), (8, 8, 1, 1), (4, 2, 9, 3), (2, 8, 5, 3)])
+def test_rows_that_were_cut_over_tp_are_gathered_with_their_padding(tp, dp, batch, rows):
+    streams = streams_of("DeepSeek-V3", Layout(tp=tp, dp=dp, ep=tp * dp), phase="decode", batch=batch)
+    assert streams["ep.dispatch"].payload_bytes == rows * 8 * 7_408
+    assert streams["tp.moe_gather"].payload_bytes == tp * rows * 7168 * 2
+    assert ("padded" in streams["tp.moe_gather"].formula) == (batch % tp > 0)
+
+
+@pytest.mark.parametrize(("model", "num_experts", "row"), [("DeepSeek-V3", 256, 7168), ("Kimi-K2", 384, 7168)])
+def test_context_parallelism_without_a_dispatcher_gathers_router_logits(model, num_experts, row):
+    streams = exchanges(streams_of(model, Layout(tp=4, cp=2), phase="prefill", context=10_000))
+    assert {name: stream.payload_bytes for name, stream in streams.items()} == {
+        "ep.all_gather": 10_000 * row * 2,
+        "ep.router_gather": 10_000 * num_experts * 2,
+        "ep.reduce_scatter": 10_000 * row * 2,
+    }
+    assert {stream.groups[0] for stream in streams.values()} == {(0, 4)}
+    dispatched = streams_of(
+        model, Layout(tp=4, cp=2, ep=8), phase="prefill", context=10_000, expert_backend="allgather_reducescatter"
+    )
+    assert "ep.router_gather" not in dispatched
+
+
 @pytest.mark.parametrize("num_ranks", [8, 16, 32, 64, 128, 256])
 def test_n1_bytes_do_not_depend_on_the_group(num_ranks):
     streams = streams_of("DeepSeek-V3", Layout(dp=num_ranks, ep=num_ranks), phase="decode", batch=128)
