@@ -89,4 +89,5 @@ def exec(
     """Run a command on a node, in its network and under its host name."""
     from crosstraffic.slurm.lab import cluster
 
-    raise typer.Exit(cluster.execute(node, command))
+    code = cluster.execute(node, command)
+    raise typer.Exit(code if code >= 0 else 128 - code)  # ended by a signal: as a shell says it

@@ -93,6 +93,10 @@ def test_a_wrong_limit_is_refused(text: str) -> None:
         ({"ranks_per_node": 0}, "ranks per node must be from 1"),
         ({"queue_s": 0.0}, "queue must be"),
         ({"limits": parse_limit("n7=1mbit")}, "no such node: n7; there are n0 to n3"),
+        (
+            {"limits": (*parse_limit("n1=50mbit"), *parse_limit("n1>=60mbit"))},
+            "second one: n1 to all at 60000000 bit/s",
+        ),
         ({"limits": parse_limit("n1=300mbit")}, "slower than the lab's, not faster"),
     ],
 )

@@ -86,7 +86,11 @@ class LabSpec:
             raise ValueError(f"ranks per node must be from 1 to 64: {self.ranks_per_node}")
         if not 0.001 <= self.queue_s <= 1:
             raise ValueError(f"the queue must be from 0.001 s to 1 s deep: {self.queue_s}")
-        for limit in self.limits:
+        for index, limit in enumerate(self.limits):
+            ends = (limit.source, limit.destination)
+            if ends in [(other.source, other.destination) for other in self.limits[:index]]:
+                told = " to ".join(end or "all" for end in ends)
+                raise ValueError(f"a link has one rate, this is a second one: {told} at {limit.rate_bits_per_s} bit/s")
             for node in (limit.source, limit.destination):
                 if node is not None and node not in self.nodes:
                     raise ValueError(f"no such node: {node}; there are {self.nodes[0]} to {self.nodes[-1]}")
