@@ -76,7 +76,8 @@ def _expert_buffers(setting: Setting) -> tuple[Part, ...]:
             )
         )
     if chosen.startswith("deepep") and setting.framework == "vllm":
-        nodes = {setting.nodes[rank] for rank in setting.groups["ep"][0]}
+        node_of_rank = setting.nodes
+        nodes = {node_of_rank[rank] for rank in setting.groups["ep"][0]}
         both = chosen.startswith("deepep_high_throughput") and len(nodes) > 1
         parts.append(
             Part(
