@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 
 from crosstraffic.patterns.context import (
@@ -174,14 +175,16 @@ def phase_step(
     order, num_batches = step_order(setting), split(setting)[0].num_batches
     whole = whole_streams(order, framework)
     by_name = {stream.name: stream for stream in streams}
+    homes = {stream.name: [setting.stage_of_rank[group[0]] for group in stream.groups] for stream in streams}
 
+    @cache
     def tasks(calls: Calls, stage: int) -> tuple[Task, ...]:
         made: list[Task] = []
         for name, count in calls:
             stream = by_name.get(name)
             if stream is None:
                 continue
-            here = tuple(index for index, group in enumerate(stream.groups) if setting.stage_of_rank[group[0]] == stage)
+            here = tuple(index for index, home in enumerate(homes[name]) if home == stage)
             if here:
                 groups = None if len(here) == len(stream.groups) else here
                 times = count if name in whole else count * num_batches
