@@ -11,7 +11,7 @@ from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.workload import Workload
 
 
-@pytest.mark.parametrize("framework", ["vllm", "sglang"])
+@pytest.mark.parametrize("framework", ["vllm", "megatron", "sglang", "tensorrt_llm"])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_layouts_on_64_gpus(benchmark: BenchmarkFixture, framework: str, phase: str) -> None:
     shape, workload = load_model("DeepSeek-V3"), Workload(phase=phase)  # type: ignore[arg-type]
