@@ -1,6 +1,5 @@
 """Prefill-decode disaggregation: the KV cache of finished prompts moves from one pool of ranks to another."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +11,7 @@ from crosstraffic.patterns.layout import Layout, world_size
 from crosstraffic.patterns.matrix import Matrix, Sparse
 from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_name
 from crosstraffic.patterns.placement import attention_tp, check_model
+from crosstraffic.patterns.request_flows import Flows, replica_flows, request_counts
 from crosstraffic.patterns.reshard import Pool, make_pool, part_pieces
 from crosstraffic.patterns.step import Block, Step, Task
 from crosstraffic.patterns.stream import Stream
@@ -56,24 +56,6 @@ class Handoff:
     def matrix_bytes(self) -> Rows:
         """Bytes ``[prefill rank][decode rank]``."""
         return tuple(map(tuple, self.matrix.tolist()))
-
-
-def request_pairs(workload: Workload, prefill_replicas: int, decode_replicas: int) -> Counter[tuple[int, int, int]]:
-    """Return how many requests of how many tokens go from which prefill replica to which decode replica.
-
-    Request i is prefilled by replica i mod P and decoded by replica i mod D; ``batch`` requests per prefill replica
-    share its tokens.
-
-    >>> sorted(request_pairs(Workload(phase="handoff", batch=2, context=10), 1, 3).items())
-    [((0, 0, 10), 1), ((0, 1, 10), 1)]
-    """
-    pairs: Counter[tuple[int, int, int]] = Counter()
-    each, rest = divmod(workload.num_tokens, workload.batch)
-    for request in range(workload.batch * prefill_replicas):
-        tokens = each + (request // prefill_replicas < rest)
-        if tokens:
-            pairs[request % prefill_replicas, request % decode_replicas, tokens] += 1
-    return pairs
 
 
 def check_pools(shape: ModelShape, prefill: Layout, decode: Layout, framework: str) -> None:
@@ -225,18 +207,17 @@ def handoff(
     size = (len(prefill_ranks), len(decode_ranks))
     matrix, count, largest = (np.zeros(size, dtype=np.int64) for _ in range(3))
     found: dict[int, _Moved] = {}
-    pairs = request_pairs(workload, pools[0].num_replicas, pools[1].num_replicas)
-    for (source, destination, tokens), times in pairs.items():
-        if tokens not in found:
-            found[tokens] = _moved(cache_parts(shape, tokens, kv_dtype), tokens, pools, workload, plan)
-        place = np.ix_(pools[0].ranks[source], pools[1].ranks[destination])
-        matrix[place] += times * found[tokens].num_bytes
-        count[place] += times * found[tokens].count
-        largest[place] = np.maximum(largest[place], found[tokens].largest)
+    flows: dict[int, Flows] = {}
+    for tokens, counts in request_counts(workload, pools[0].num_replicas, pools[1].num_replicas).items():
+        found[tokens] = _moved(cache_parts(shape, tokens, kv_dtype), tokens, pools, workload, plan)
+        flows[tokens] = replica_flows(counts, *pools)
+        flows[tokens].add(matrix, found[tokens].num_bytes)
+        flows[tokens].add(count, found[tokens].count)
+        flows[tokens].raise_to(largest, found[tokens].largest)
     call, runs = matrix, None
     if plan.is_asked:
         kinds = _layer_kinds(cache_parts(shape, max(found), kv_dtype))
-        call, runs = _calls(matrix, found, pairs, pools, workload, plan.schedule, kinds)
+        call, runs = _calls(matrix, found, flows, pools[0], workload, plan.schedule, kinds)
     return Handoff(
         streams=(_stream(shape, matrix, call, runs, (prefill_ranks, decode_ranks), plan, kv_dtype, framework),),
         matrix=matrix,
@@ -255,8 +236,8 @@ def handoff(
 def _calls(
     total: Matrix,
     found: Mapping[int, _Moved],
-    pairs: Mapping[tuple[int, int, int], int],
-    pools: tuple[Pool, Pool],
+    flows: Mapping[int, Flows],
+    prefill: Pool,
     workload: Workload,
     schedule: str,
     kinds: Mapping[int, int],
@@ -266,7 +247,6 @@ def _calls(
     layer: a call for each layer of a pipeline stage; the bytes are those of the heaviest kind. chunk: what a chunk adds
     to the cache; the last call takes the rest, windows and states with it: these are known when the prompt ends.
     """
-    prefill, decode = pools
     busiest = int(total.sum(axis=1).argmax())
     whole = int(total[busiest].sum())
     calls = num_calls(
@@ -278,9 +258,8 @@ def _calls(
 
     def placed(amounts: Mapping[int, Matrix]) -> Matrix:
         matrix = np.zeros_like(total)
-        for (source, destination, tokens), times in pairs.items():
-            if tokens in amounts:
-                matrix[np.ix_(prefill.ranks[source], decode.ranks[destination])] += times * amounts[tokens]
+        for tokens, amount in amounts.items():
+            flows[tokens].add(matrix, amount)
         return matrix
 
     if schedule == "layer":
