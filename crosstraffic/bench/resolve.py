@@ -23,7 +23,7 @@ HANDOFF_WORK = {
     "block_tokens",
     "kv_connector",
     "kv_schedule",
-    "direction",
+    "kv_direction",
     "chunk_tokens",
 }
 

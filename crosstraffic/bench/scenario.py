@@ -69,7 +69,7 @@ class HandoffSpec(_Spec):
     block_tokens: int = Field(default=16, ge=1)
     kv_connector: str | None = None
     kv_schedule: str | None = None
-    direction: str | None = None
+    kv_direction: str | None = None
     chunk_tokens: int = Field(default=8192, ge=1)
     prefill_instances: int = Field(default=1, ge=1)
     decode_instances: int = Field(default=1, ge=1)

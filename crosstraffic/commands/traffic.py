@@ -157,9 +157,9 @@ def traffic(
             "--kv-connector", help="As nixl, nixl_push, mooncake; default the engine's.", rich_help_panel=HANDOFF
         ),
     ] = None,
-    direction: Annotated[
+    kv_direction: Annotated[
         str | None,
-        typer.Option("--direction", help="Decode ranks pull, or prefill ranks push.", rich_help_panel=HANDOFF),
+        typer.Option("--kv-direction", help="Decode ranks pull, or prefill ranks push.", rich_help_panel=HANDOFF),
     ] = None,
     cross_layer_blocks: Annotated[
         bool,
@@ -233,7 +233,7 @@ def traffic(
             kv_schedule=kv_schedule,
             chunk_tokens=chunk_tokens,
             kv_connector=kv_connector,
-            direction=direction,
+            kv_direction=kv_direction,
             cross_layer_blocks=cross_layer_blocks,
             contiguous_blocks=contiguous_blocks,
         )

@@ -88,7 +88,7 @@ def transfer_plan(framework: str, workload: Workload) -> TransferPlan:
     return TransferPlan(
         connector=name,
         schedule=workload.kv_schedule or own.schedule,
-        direction=workload.direction or own.direction,
+        direction=workload.kv_direction or own.direction,
         source=own.source,
         is_asked=workload.kv_schedule is not None,
     )

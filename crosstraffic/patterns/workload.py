@@ -26,7 +26,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "model_runner": ("v1", "v2"),
     "kv_connector": ("nixl", "nixl_push", "mooncake", "nccl", "ucx"),
     "kv_schedule": ("request", "layer", "chunk"),
-    "direction": ("pull", "push"),
+    "kv_direction": ("pull", "push"),
 }
 PHASES = CHOICES["phase"]
 CONTEXT_STYLES = CHOICES["context_style"]
@@ -38,7 +38,7 @@ WHAT: Mapping[str, str] = {
     "model_runner": "model runner",
     "kv_connector": "KV connector",
     "kv_schedule": "KV schedule",
-    "direction": "direction of the handoff",
+    "kv_direction": "direction of the handoff",
 }
 AT_LEAST: Mapping[str, int] = {
     "batch": 1,
@@ -83,9 +83,9 @@ class Workload:
     (EPLB); ``quantized_all_reduce`` the format on the wire of TP all-reduces.
 
     Handoff. ``kv_connector`` moves the cache, ``kv_schedule`` says when: a whole request, each layer, or each chunk of
-    ``chunk_tokens``; ``direction`` who moves it: decode ranks pull, or prefill ranks push. ``cross_layer_blocks`` puts
-    a page of all layers in one piece of memory; ``contiguous_blocks`` is how many pages lie in a row on both sides,
-    None: all that go together.
+    ``chunk_tokens``; ``kv_direction`` who moves it: decode ranks pull, or prefill ranks push. ``cross_layer_blocks``
+    puts a page of all layers in one piece of memory; ``contiguous_blocks`` is how many pages lie in a row on both
+    sides, None: all that go together.
     """
 
     phase: Phase
@@ -120,7 +120,7 @@ class Workload:
     model_runner: str | None = None
     kv_connector: str | None = None
     kv_schedule: str | None = None
-    direction: str | None = None
+    kv_direction: str | None = None
     chunk_tokens: int = 8192
     cross_layer_blocks: bool = False
     contiguous_blocks: int | None = None
