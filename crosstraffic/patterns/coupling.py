@@ -10,12 +10,11 @@ from crosstraffic.patterns.degree_rules import degree_rule, handoff_rule
 from crosstraffic.patterns.handoff import handoff, on_ranks
 from crosstraffic.patterns.in_use import groups_in_use, takes_ranks
 from crosstraffic.patterns.layout import Groups, Layout, world_size
-from crosstraffic.patterns.load import Load, Shared, shared, step_load
+from crosstraffic.patterns.load import Load, Shared, group_calls, shared, step_load
 from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.parallelism import PARALLELISMS, DimensionRelation, dimension_relation
 from crosstraffic.patterns.phase import phase_step, phase_streams
 from crosstraffic.patterns.setting import Setting, make_setting
-from crosstraffic.patterns.step import Step
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.two_batch import split
 from crosstraffic.patterns.workload import Workload
@@ -117,18 +116,6 @@ def coupling(
 
     pairs = tuple(_pair(first, second, timing, rule) for first, second in combinations(uses, 2))
     return Coupling(setting=setting, nodes=nodes, uses=uses, pairs=pairs)
-
-
-def group_calls(step: Step, streams: Sequence[Stream]) -> dict[str, tuple[int, ...]]:
-    """Return how often each group of each stream calls it in a step; a boundary counts where the first stage sends."""
-    found = {stream.name: [0] * len(stream.groups) for stream in streams}
-    for block in (block for lane in step.lanes for block in lane):
-        for task in block.tasks:
-            if task.edge is None or task.edge[0] == 0:
-                own = found[task.stream]
-                for index in range(len(own)) if task.groups is None else task.groups:
-                    own[index] += block.repeat
-    return {name: tuple(counts) for name, counts in found.items()}
 
 
 def pool_nodes(num_prefill: int, num_decode: int, ranks_per_node: int) -> tuple[int, ...]:

@@ -10,14 +10,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crosstraffic.patterns.step import Step
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.wire import wire_matrix
 
 Resource = tuple[str, int]
 Load = Mapping[Resource, int]
-# The scarcest first: a GPU's share of its node's network is an order of magnitude slower than its port to the node.
 MAX_GROUP = 8192  # ranks: a matrix of half a gigabyte
+# The scarcest first: a GPU's share of its node's network is an order of magnitude slower than its port to the node.
 KINDS = ("nic_egress", "nic_ingress", "port_egress", "port_ingress", "fabric")
+
+
+def group_calls(step: Step, streams: Sequence[Stream]) -> dict[str, tuple[int, ...]]:
+    """Return how often each group of each stream calls it in one step.
+
+    A boundary of a pipeline is a task of its own, but the byte matrix holds all of them: they count once, where the
+    first stage sends.
+    """
+    found = {stream.name: [0] * len(stream.groups) for stream in streams}
+    for block in (block for lane in step.lanes for block in lane):
+        for task in block.tasks:
+            if task.edge is None or task.edge[0] == 0:
+                own = found[task.stream]
+                for index in range(len(own)) if task.groups is None else task.groups:
+                    own[index] += block.repeat
+    return {name: tuple(counts) for name, counts in found.items()}
 
 
 def step_load(calls: Sequence[tuple[Stream, Sequence[int]]], nodes: Sequence[int]) -> Load:

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from crosstraffic.patterns.loads import Floats, experts_per_rank
-from crosstraffic.patterns.model import ModelShape, dtype_bytes
+from crosstraffic.patterns.model import ModelShape
+from crosstraffic.patterns.weights import expert_bytes
 
 Indices = npt.NDArray[np.int64]
 SCALE_BLOCK = 128  # one fp32 scale for each 128 x 128 weights of an fp8 expert
@@ -143,34 +144,22 @@ def balancedness(loads: npt.ArrayLike) -> float:
     return float(values.mean() / values.max()) if values.size and values.max() > 0 else 1.0
 
 
-def expert_bytes(shape: ModelShape, dtype: str = "fp8") -> int:
-    """Return bytes of the weights of one routed expert, 3 * H * I * b, without the scales of an fp8 one.
-
-    Raises:
-        ValueError: a model without experts, or an unknown dtype.
-    """
-    if not shape.moe_layers:
-        raise ValueError(f"{shape.name} has no experts")
-    return 3 * shape.expert_row * shape.moe_intermediate * dtype_bytes(dtype)
-
-
-def expert_scale_bytes(shape: ModelShape) -> int:
-    """Return bytes of the fp32 scales of one fp8 expert, one for each block of 128 x 128 weights."""
-    rows, columns = (-(-size // SCALE_BLOCK) for size in (shape.expert_row, shape.moe_intermediate))
-    return 3 * rows * columns * 4
-
-
 def rebalance_bytes(shape: ModelShape, num_slots: int, *, dtype: str = "fp8", num_layers: int | None = None) -> int:
     """Return the most bytes that a rank takes in when ``num_slots`` of its slots change in each layer with experts.
 
     Scales of an fp8 expert are not counted.
 
+    Raises:
+        ValueError: a negative number, a model without experts, or an unknown dtype.
+
     Source: vLLM @ 017e9f4448b7 distributed/eplb/rebalance_execute.py: each new slot gets its expert whole.
     """
     if num_slots < 0:
         raise ValueError(f"num_slots must not be negative: {num_slots}")
+    if not shape.moe_layers:
+        raise ValueError(f"{shape.name} has no experts")
     layers = shape.num_moe_layers if num_layers is None else num_layers
-    return num_slots * layers * expert_bytes(shape, dtype)
+    return num_slots * layers * expert_bytes(shape, dtype, with_scales=False)
 
 
 def host_copy_bytes(num_layers: int, num_experts: int, bytes_per_expert: int) -> int:

@@ -2,7 +2,7 @@
 
 from crosstraffic.patterns.all_reduce_call import architecture, tables
 from crosstraffic.patterns.setting import Order, Setting, make_stream
-from crosstraffic.patterns.stream import Stream
+from crosstraffic.patterns.stream import Op, Stream
 
 _MEGATRON = "Megatron-LM @ d98e8a64ddf3 core/tensor_parallel/mappings.py"
 _VLLM = "vLLM @ 017e9f4448b7 compilation/passes/fusion/sequence_parallelism.py"
@@ -73,49 +73,28 @@ def sequence_streams(setting: Setting, order: Order) -> tuple[Stream, ...]:
     vLLM's pass leaves the last all-reduce of a pipeline stage, which no norm follows, as it is; here it is counted as
     the scatter at the end of that stage and the gather at the start of the next one.
     """
-    groups, size, is_vllm = setting.tensor_groups, setting.hidden_bytes, setting.framework == "vllm"
-    formula = "T * H * b, T padded to a multiple of TP"
-    gather = _VLLM if is_vllm else f"{_MEGATRON} _gather_along_first_dim"
-    scatter = _VLLM if is_vllm else f"{_MEGATRON} _reduce_scatter_along_first_dim"
-    return (
-        *make_stream(
+    is_vllm, formula = setting.framework == "vllm", "T * H * b, T padded to a multiple of TP"
+    sources = {
+        "all_gather": _VLLM if is_vllm else f"{_MEGATRON} _gather_along_first_dim",
+        "reduce_scatter": _VLLM if is_vllm else f"{_MEGATRON} _reduce_scatter_along_first_dim",
+    }
+    calls: tuple[tuple[str, Op, str], ...] = (
+        ("sp.all_gather", "all_gather", ""),
+        ("sp.reduce_scatter", "reduce_scatter", ""),
+        ("sp.embedding", "reduce_scatter", ""),
+        ("sp.output", "all_gather", ": before the output layer"),
+    )
+    return tuple(
+        stream
+        for name, op, where in calls
+        for stream in make_stream(
             setting,
             order,
-            name="sp.all_gather",
-            op="all_gather",
-            groups=groups,
-            payload_bytes=size,
-            formula=formula,
-            source=gather,
-        ),
-        *make_stream(
-            setting,
-            order,
-            name="sp.reduce_scatter",
-            op="reduce_scatter",
-            groups=groups,
-            payload_bytes=size,
-            formula=formula,
-            source=scatter,
-        ),
-        *make_stream(
-            setting,
-            order,
-            name="sp.embedding",
-            op="reduce_scatter",
-            groups=groups,
-            payload_bytes=size,
-            formula=formula,
-            source=scatter,
-        ),
-        *make_stream(
-            setting,
-            order,
-            name="sp.output",
-            op="all_gather",
-            groups=groups,
-            payload_bytes=size,
-            formula=f"{formula}: before the output layer",
-            source=gather,
-        ),
+            name=name,
+            op=op,
+            groups=setting.tensor_groups,
+            payload_bytes=setting.hidden_bytes,
+            formula=f"{formula}{where}",
+            source=sources[op],
+        )
     )

@@ -11,7 +11,7 @@ from crosstraffic.patterns.matrix import ByteRule
 from crosstraffic.patterns.model import ModelShape, dtype_bytes, dtype_name
 from crosstraffic.patterns.placement import attention_tp, check_model
 from crosstraffic.patterns.stages import interleaved_stages, model_chunks
-from crosstraffic.patterns.stream import Op, Stream
+from crosstraffic.patterns.stream import Op, Role, Stream
 from crosstraffic.patterns.workload import Workload
 from crosstraffic.patterns.zigzag import local_rows
 
@@ -257,22 +257,19 @@ def make_stream(
     if payload_bytes == 0 or all(len(group) == 1 for group in groups):
         return ()
     calling = setting.calling_groups(order, name, groups)
-    if all(len(group) == 1 for group in calling):
-        return ()
-    return (
-        Stream(
-            name=name,
-            pattern=name.split(".", maxsplit=1)[0],
-            op=op,
-            phase=setting.workload.phase,
-            groups=calling,
-            payload_bytes=payload_bytes,
-            calls_per_step=setting.boundary_calls if name == BOUNDARY else max(setting.stage_calls(order, name)),
-            dtype=dtype or setting.dtype,
-            formula=formula,
-            source=source,
-            rule=rule,
-        ),
+    calls = setting.boundary_calls if name == BOUNDARY else max(setting.stage_calls(order, name))
+    return _stream_of(
+        setting,
+        name=name,
+        op=op,
+        groups=calling,
+        payload_bytes=payload_bytes,
+        calls=calls,
+        dtype=dtype or setting.dtype,
+        formula=formula,
+        source=source,
+        rule=rule,
+        role="data",
     )
 
 
@@ -293,6 +290,36 @@ def make_control(
 
     Nothing is returned if there is nothing to send or its groups have one rank.
     """
+    return _stream_of(
+        setting,
+        name=name,
+        op=op,
+        groups=groups,
+        payload_bytes=payload_bytes,
+        calls=calls,
+        dtype=dtype,
+        formula=formula,
+        source=source,
+        rule=rule,
+        role="control",
+    )
+
+
+def _stream_of(
+    setting: Setting,
+    *,
+    name: str,
+    op: Op,
+    groups: Groups,
+    payload_bytes: int,
+    calls: int,
+    dtype: str,
+    formula: str,
+    source: str,
+    rule: ByteRule | None,
+    role: Role,
+) -> tuple[Stream, ...]:
+    """Return the stream if anything crosses: bytes, calls, and a group of more than one rank."""
     if payload_bytes == 0 or calls == 0 or all(len(group) == 1 for group in groups):
         return ()
     return (
@@ -308,6 +335,6 @@ def make_control(
             formula=formula,
             source=source,
             rule=rule,
-            role="control",
+            role=role,
         ),
     )

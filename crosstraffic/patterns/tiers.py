@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crosstraffic.patterns.load import group_calls
 from crosstraffic.patterns.matrix import Matrix
 from crosstraffic.patterns.step import Step
 from crosstraffic.patterns.stream import Stream
@@ -49,27 +50,9 @@ def _matrices(stream: Stream) -> Matrix:
     return np.stack([wire_matrix(stream, index) for index in range(1 if same else len(stream.groups))])
 
 
-def _calls(step: Step) -> tuple[dict[str, dict[int | None, int]], int]:
-    """Return how often each group of each stream calls it (None: all groups), and all calls of a lane in a row.
-
-    An edge of a chain is a call of its own in the order of a step, but the chain's matrix holds all of them once.
-    """
-    found: dict[str, dict[int | None, int]] = {}
-    total = 0
-    for lane in step.lanes:
-        in_row = 0
-        for block in lane:
-            for task in block.tasks:
-                in_row += block.repeat
-                own = found.setdefault(task.stream, {})
-                if task.edge is not None:
-                    if task.edge[0] == 0:
-                        own[None] = own.get(None, 0) + block.repeat
-                    continue
-                for index in (None,) if task.groups is None else task.groups:
-                    own[index] = own.get(index, 0) + block.repeat
-        total = max(total, in_row)
-    return found, total
+def _calls_in_row(step: Step) -> int:
+    """Return the calls of the longest lane, one after another."""
+    return max((sum(block.repeat * len(block.tasks) for block in lane) for lane in step.lanes), default=0)
 
 
 def step_tiers(streams: Sequence[Stream], step: Step, nodes: Sequence[int], num_passes: int = 1) -> Tiers:
@@ -87,14 +70,10 @@ def step_tiers(streams: Sequence[Stream], step: Step, nodes: Sequence[int], num_
     """
     place = np.asarray(nodes, dtype=np.int64)
     intra, inter = np.zeros((2, len(place)), dtype=np.int64)
-    counted, total_calls = _calls(step)
+    counted = group_calls(step, streams)
     rows: list[StreamTiers] = []
     for stream in streams:
-        own = counted.get(stream.name, {})
-        counts = np.full(len(stream.groups), own.get(None, 0), dtype=np.int64)
-        for index, count in own.items():
-            if index is not None:
-                counts[index] += count
+        counts = np.array(counted[stream.name], dtype=np.int64)
         sizes = {len(group) for group in stream.groups}
         if len(sizes) != 1:
             raise ValueError(f"{stream.name}: groups of different sizes: {sorted(sizes)}")
@@ -120,6 +99,6 @@ def step_tiers(streams: Sequence[Stream], step: Step, nodes: Sequence[int], num_
         intra_node_bytes=int(intra.max()),
         inter_node_bytes=int(inter.max()),
         node_egress_bytes=int(egress.max()),
-        calls=total_calls,
+        calls=_calls_in_row(step),
         streams=tuple(rows),
     )

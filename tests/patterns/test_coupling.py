@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from crosstraffic.cli import app
 from crosstraffic.errors import UsageError
-from crosstraffic.patterns.coupling import coupling, group_calls, pool_nodes
+from crosstraffic.patterns.coupling import coupling, pool_nodes
 from crosstraffic.patterns.crossing import crossing, tied
 from crosstraffic.patterns.degree_rules import degree_rule, handoff_rule
 from crosstraffic.patterns.layout import Layout, parse_layout
-from crosstraffic.patterns.load import largest, shared, step_load
+from crosstraffic.patterns.load import group_calls, largest, shared, step_load
 from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.phase import phase_step, phase_streams
 from crosstraffic.patterns.wire import wire_matrix

@@ -9,8 +9,6 @@ from crosstraffic.patterns.model import load_model
 from crosstraffic.patterns.replicas import (
     balanced_packing,
     balancedness,
-    expert_bytes,
-    expert_scale_bytes,
     host_copy_bytes,
     placement,
     rebalance,
@@ -102,10 +100,8 @@ def test_groups_that_do_not_divide_over_nodes_are_balanced_globally():
     )
 
 
-def test_bytes_of_an_expert():
+def test_bytes_of_a_rebalance():
     shape = load_model("DeepSeek-V3")
-    assert expert_bytes(shape) == 44_040_192
-    assert expert_scale_bytes(shape) == 10_752
     assert rebalance_bytes(shape, 1) == 58 * 44_040_192
     assert rebalance_bytes(shape, 9, num_layers=1, dtype="bf16") == 9 * 2 * 44_040_192
     assert rebalance_bytes(shape, 0) == 0
@@ -130,7 +126,7 @@ def test_balancedness():
         (lambda: rebalance([1] * 8, num_slots=8, num_groups=3, num_ranks=4), "8 experts do not divide over 3 groups"),
         (lambda: rebalance([1] * 8, num_slots=9, num_nodes=2, num_ranks=9), "9 ranks do not divide over 2 nodes"),
         (lambda: rebalance_bytes(load_model("DeepSeek-V3"), -1), "num_slots must not be negative: -1"),
-        (lambda: expert_bytes(load_model("Llama-3.1-8B")), "Llama-3.1-8B has no experts"),
+        (lambda: rebalance_bytes(load_model("Llama-3.1-8B"), 1), "Llama-3.1-8B has no experts"),
     ],
 )
 def test_what_cannot_be_balanced(call, message):
