@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     if identity is None:
         raise EnvironmentRefused("no launcher told this process its rank; start ranks with crosstraffic run")
     faulthandler.register(signal.SIGUSR1)  # the watchdog asks where a rank that stands still is
-    with Heart(folder, identity.rank) as heart:
+    with Heart.in_folder(folder, identity.rank) as heart:
         try:
             session = take_up(folder)
             if session.transport_name == "mpi":

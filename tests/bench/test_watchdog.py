@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from crosstraffic.bench.failures import Outcome, RankFailure
 from crosstraffic.bench.heartbeat import Beat, State, read_beats
 from crosstraffic.bench.launch import LocalRanks, launch_local
 from crosstraffic.bench.processes import Process, running
-from crosstraffic.bench.watchdog import Outcome, RankFailure, stand_still, watch
+from crosstraffic.bench.watchdog import stand_still, watch
 
 TRANSPORTS = [pytest.param("mpi", marks=pytest.mark.mpi), pytest.param("gloo", marks=pytest.mark.gloo)]
 NUM_RANKS = 3

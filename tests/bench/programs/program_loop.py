@@ -27,7 +27,7 @@ def main() -> None:
     is_faulty = int(faulty) == identity.rank
     if is_faulty and kind == "silent":
         time.sleep(600)
-    with Heart(run_dir, identity.rank) as heart:
+    with Heart.in_folder(run_dir, identity.rank) as heart:
         if kind == "refuse":
             print("this machine will not do", flush=True)
             heart.state(State.FAILED)
