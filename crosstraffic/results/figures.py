@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from crosstraffic.units import format_bytes, format_seconds
 
-# Okabe and Ito's colour-blind palette, fixed by pattern; yellow is darkened to be seen on white.
+# Okabe and Ito's colour-blind palette, fixed by pattern; yellow is darkened to be seen on white, epd is Tol's wine.
 COLOURS: Mapping[str, str] = {
     "tp": "#0072b2",
     "sp": "#56b4e9",
@@ -22,6 +22,7 @@ COLOURS: Mapping[str, str] = {
     "pp": "#e69f00",
     "ep": "#d55e00",
     "pd": "#cc79a7",
+    "epd": "#882255",
     "dp": "#a89f00",
 }
 OTHER = "#8a8f98"

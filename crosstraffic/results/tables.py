@@ -18,6 +18,7 @@ PATTERNS: Mapping[str, str] = {
     "pp": "pipeline parallel",
     "ep": "expert parallel",
     "pd": "prefill to decode handoff",
+    "epd": "encoder to prefill handoff",
     "dp": "data parallel",
 }
 
