@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crosstraffic.patterns.config_keys import Config
+from crosstraffic.patterns.model import DTYPE_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +30,7 @@ FORMATS: Mapping[str, WeightFormat] = {
     "mxfp4": WeightFormat(bits=4, block_columns=32, scale_bytes=1),
     "int4": WeightFormat(bits=4, block_columns=32, scale_bytes=2),
 }
-FORMAT_NAMES: Mapping[str, str] = {
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp8": "float8_e4m3",
-    "float8": "float8_e4m3",
-    "float8_e4m3fn": "float8_e4m3",
-    "fp4": "nvfp4",
-    "float4": "nvfp4",
-}
+FORMAT_NAMES: Mapping[str, str] = {**DTYPE_NAMES, "fp4": "nvfp4", "float4": "nvfp4"}
 # What quant_method, quant_algo or expert_dtype of a configuration call a format.
 METHODS: Mapping[str, str] = {
     "fp8": "float8_e4m3",
