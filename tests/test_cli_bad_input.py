@@ -30,6 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     [
         pytest.param((*QWEN, "--batch", "x"), "Invalid value for '--batch'", id="no number"),
         pytest.param((*QWEN, "--batch", "x"), "integer: 'x'", id="no number, with its value"),
+        pytest.param((*QWEN, "--batch", "x y " * 2000), "integer: 'x y x y", id="no number, without end"),
         pytest.param(("run", "--ranks", "0"), "or equal to 1: '0'", id="below the least"),
         pytest.param((*QWEN, "--nope"), "No such option: --nope", id="no option"),
         pytest.param(("nope",), "No such command 'nope'", id="no command"),

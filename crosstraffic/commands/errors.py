@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from crosstraffic.errors import CrosstrafficError, UsageError
 
+MAX_SHOWN = 60  # characters of a value that is refused
 TOO_LONG = re.compile(r"(\S{60})\S{140,}")
 
 
@@ -41,5 +42,11 @@ def usage_line(error: Exception) -> str:
     message: str = error.format_message()  # type: ignore[attr-defined]
     cause = error.__cause__
     if cause is not None and hasattr(cause, "errors"):
-        message = f"{message}: {cause.errors()[0]['input']!r}"
+        message = f"{message}: {_shown(cause.errors()[0]['input'])}"
     return message
+
+
+def _shown(value: object) -> str:
+    """Write a value that a person gave; a long one is cut, whatever separates its words."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
