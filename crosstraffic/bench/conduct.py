@@ -22,6 +22,7 @@ from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile, default_scenario, read_scenario
 from crosstraffic.bench.session import Session, begin, end_early, run_rank, scenario_file, take_up
 from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
+from crosstraffic.bench.suites import check_suite, suite_file
 from crosstraffic.bench.watchdog import watch
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused, RunFailed, UsageError
 from crosstraffic.results.record import Place
@@ -38,6 +39,7 @@ class Request:
     """What a user asked ``crosstraffic run`` for."""
 
     scenario: str | None = None
+    suite: str | None = None
     ranks: int | None = None
     transport: str = "auto"
     output: Path | None = None
@@ -104,6 +106,8 @@ def plan_scenario(
     Raises:
         UsageError: a value, a name or a combination is wrong.
     """
+    if request.suite is not None:
+        check_suite(request.suite)
     if request.budget_s is not None and not 0 < request.budget_s < math.inf:
         raise UsageError(f"--budget must be more than 0 seconds, and finite: {request.budget_s:g}")
     if identity is not None and request.ranks is not None and request.ranks != identity.world_size:
@@ -111,7 +115,9 @@ def plan_scenario(
     world = identity.world_size if identity is not None else request.ranks
     if world is None and before is not None:
         world = before.world_size
-    if request.scenario is not None:
+    if request.suite is not None:
+        file = _suite(request, world, identity, before)
+    elif request.scenario is not None:
         file = read_scenario(request.scenario)
     elif before is not None:
         file = scenario_file(before)
@@ -125,6 +131,21 @@ def plan_scenario(
         return scenario, make_plan(scenario)
     except ValueError as error:
         raise UsageError(f"scenario {file.name} on {num_ranks} ranks: {error}") from error
+
+
+def _suite(request: Request, world: int | None, identity: RankIdentity | None, before: RunInfo | None) -> ScenarioFile:
+    if before is not None:
+        file = scenario_file(before)
+        if file.name != request.suite:
+            raise UsageError(
+                f"cannot resume {request.output}: it is a run of {file.name}, not of suite {request.suite}"
+            )
+        return file
+    if identity is not None:
+        raise UsageError(f"--suite {request.suite}: {identity.launcher} has not said yet on which node each rank is")
+    base = None if request.scenario is None else read_scenario(request.scenario)
+    num_ranks = world or (None if base is None else base.ranks) or DEFAULT_RANKS
+    return suite_file(request.suite or "", num_ranks, base, simulated=request.transport == SIMULATED)
 
 
 def simulated_truth(file: ScenarioFile) -> SimulatedTruth:

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,23 +102,32 @@ def _checked(wanted: Sequence[tuple[str, ...]], names: Sequence[str]) -> tuple[t
 
 
 def _alone(scenario: Scenario) -> list[Point]:
-    points = []
-    for stream in scenario.streams:
-        for index, size in enumerate(sweep_sizes(scenario, stream)):
-            is_real = size in scenario.real_sizes[stream.name]
-            for cadence in scenario.measure.cadences:
-                for repeat in range(2 if is_real or index % REPEAT_EVERY == 0 else 1):
-                    points.append(
-                        _point(
-                            scenario,
-                            kind="alone",
-                            streams=((stream.name, size),),
-                            cadence=cadence,
-                            repeat=repeat,
-                            weight=WEIGHTS["alone_real" if is_real else "alone"],
-                        )
-                    )
-    return points
+    return [
+        _point(
+            scenario,
+            kind="alone",
+            streams=((stream.name, size),),
+            cadence=cadence,
+            repeat=repeat,
+            weight=WEIGHTS["alone_real" if size in scenario.real_sizes[stream.name] else "alone"],
+        )
+        for stream in scenario.streams
+        for size, cadence, num_visits in _visits(scenario, stream)
+        for repeat in range(num_visits)
+    ]
+
+
+def _visits(scenario: Scenario, stream: Stream) -> Iterator[tuple[int, Literal["isolated", "streaming"], int]]:
+    """Yield the size, cadence and number of visits of each point of a stream alone."""
+    written = next((spec.points for spec in scenario.file.stream if spec.name == stream.name), None)
+    if written is not None:
+        for size, cadence in dict.fromkeys(written):
+            yield round_payload(stream.op, size, stream.group_size), cadence, 2
+        return
+    for index, size in enumerate(sweep_sizes(scenario, stream)):
+        is_repeated = size in scenario.real_sizes[stream.name] or index % REPEAT_EVERY == 0
+        for cadence in scenario.measure.cadences:
+            yield size, cadence, 2 if is_repeated else 1
 
 
 def _together(scenario: Scenario) -> list[Point]:

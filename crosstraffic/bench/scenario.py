@@ -74,6 +74,7 @@ class HandoffSpec(_Spec):
     prefill_instances: int = Field(default=1, ge=1)
     decode_instances: int = Field(default=1, ge=1)
     beside_decode: bool = True
+    pools_may_share_nodes: bool = False
 
 
 class RoutingSpec(_Spec):
@@ -85,8 +86,14 @@ class RoutingSpec(_Spec):
     top_k: int = Field(default=4, ge=1)
 
 
+Cadence = Literal["isolated", "streaming"]
+
+
 class StreamSpec(_Spec):
-    """A stream written out by hand; ``groups = "world"`` is one group of all ranks."""
+    """A stream written out by hand; ``groups = "world"`` is one group of all ranks.
+
+    ``points`` lists the (size, cadence) at which it is measured alone, each twice, in place of the sweep of all.
+    """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.:-]+$")
     op: Op
@@ -94,6 +101,7 @@ class StreamSpec(_Spec):
     groups: Literal["world"] | Annotated[tuple[Group, ...], Field(min_length=1)] = "world"
     pattern: str = "custom"
     matrix: Literal["ring", "chain", "halves"] | RoutingSpec | tuple[tuple[int, ...], ...] | None = None
+    points: Annotated[tuple[tuple[Size, Cadence], ...], Field(min_length=1)] | None = None
 
 
 class MeasureSpec(_Spec):
@@ -103,7 +111,7 @@ class MeasureSpec(_Spec):
     num_sizes: int = Field(default=13, ge=1)
     min_size: Size = 64
     max_size: Size = 2**24
-    cadences: tuple[Literal["isolated", "streaming"], ...] = Field(default=("isolated", "streaming"), min_length=1)
+    cadences: tuple[Cadence, ...] = Field(default=("isolated", "streaming"), min_length=1)
     together: Literal["pairs", "none"] | tuple[tuple[str, ...], ...] = "pairs"
     triples: Annotated[int, Field(ge=0)] | tuple[tuple[str, str, str], ...] = 1
     modes: tuple[Literal["steady", "one_shot"], ...] = Field(default=("steady", "one_shot"), min_length=1)

@@ -10,6 +10,9 @@ def run(
     scenario: Annotated[
         str | None, typer.Argument(help="A scenario file (.toml) or a built-in one; default: one that fits the ranks.")
     ] = None,
+    suite: Annotated[
+        str | None, typer.Option(help="A suite made for the ranks: links (every pair of nodes, both directions).")
+    ] = None,
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks to start on this machine.")] = None,
     transport: Annotated[str, typer.Option(help="auto, mpi, gloo or simulated.")] = "auto",
     output: Annotated[Path | None, typer.Option(help="Run folder; default: runs/SCENARIO-TIME.")] = None,
@@ -28,6 +31,7 @@ def run(
 
     request = Request(
         scenario=scenario,
+        suite=suite,
         ranks=ranks,
         transport=transport,
         output=output,
