@@ -12,9 +12,11 @@ from pydantic import ValidationError
 
 from crosstraffic import __version__
 from crosstraffic.bench.context import Heart
+from crosstraffic.bench.devices import available_bytes
 from crosstraffic.bench.engine import Outcome, run_plan
 from crosstraffic.bench.plan import Point, make_plan
-from crosstraffic.bench.preflight import available_bytes, check, environment, gather, places, versions
+from crosstraffic.bench.preflight import Pools, check, environment, gather, places, versions
+from crosstraffic.bench.preflight import notes as notes_of
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import ScenarioFile
 from crosstraffic.bench.transport import Transport
@@ -163,6 +165,7 @@ def run_rank(
                 "transport": TransportInfo(name=session.transport_name, details=transport.describe()),
                 "environment": found.environment,
                 "versions": found.versions,
+                "notes": tuple(dict.fromkeys((*info.notes, *found.notes))),
                 "started_s": (datetime.datetime.now(datetime.UTC) - info.created).total_seconds(),
             }
         )
@@ -191,6 +194,7 @@ class _Found:
     environment: dict[str, str]
     versions: dict[str, str]
     available_bytes: int | None
+    notes: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> list[int]:
@@ -209,7 +213,8 @@ def _known(transport: Transport, known: Sequence[Place]) -> _Found | None:
 
 def _preflight(session: Session, transport: Transport) -> _Found | None:
     reports = gather(transport)
-    refusals = [] if reports is None else check(reports, session.scenario.num_ranks)
+    pools = _pools(session.scenario.file)
+    refusals = [] if reports is None else check(reports, session.scenario.num_ranks, pools)
     agreed = transport.broadcast("; ".join(refusals).encode() if transport.rank == 0 else None)
     if agreed:
         raise EnvironmentRefused(agreed.decode())
@@ -220,6 +225,16 @@ def _preflight(session: Session, transport: Transport) -> _Found | None:
         environment=environment(reports),
         versions=versions(reports),
         available_bytes=available_bytes(),
+        notes=tuple(notes_of(reports, pools)),
+    )
+
+
+def _pools(file: ScenarioFile) -> Pools | None:
+    handoff = file.handoff
+    if handoff is None:
+        return None
+    return Pools(
+        prefill=handoff.prefill_ranks, decode=handoff.decode_ranks, may_share_nodes=handoff.pools_may_share_nodes
     )
 
 

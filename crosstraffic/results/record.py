@@ -105,6 +105,8 @@ class Place(BaseModel):
     cpus: tuple[int, ...]
     device: str | None
     nic: str | None
+    nic_how: str | None = None
+    gpus: tuple[str, ...] = ()
 
 
 class ClockModel(BaseModel):
