@@ -6,20 +6,26 @@ No value can add a command: each field has a form that is checked, and what reac
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from crosstraffic.slurm.nodelist import expand
+from crosstraffic.slurm.time_limit import parse_time, warning_s
 
 TEMPLATE = Path(__file__).parent / "templates" / "job.sh.j2"
 TRANSPORTS = ("auto", "mpi", "gloo", "nccl")
 MAX_PROCESSORS = 2**24  # more than any machine has
 COUNTS = ("num_nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
-WARNING_S = 120  # before the time limit: the run ends in order and leaves what it has
+LEAST = {"num_nodes": 1, "ranks_per_node": 1, "gpus_per_node": 0, "cpus_per_rank": 1, "after": 1}
+OPEN = frozenset({
+    "account", "after", "constraint", "container", "cpus_per_rank", "exclude", "mounts", "nodelist", "partition",
+    "reservation", "scenario", "time",
+})  # fmt: skip
+FLAGS = ("exclusive", "bisect")
+TUPLES = ("arguments", "modules", "sources", "directives")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:/+@-]*", re.ASCII)
 _PATH = re.compile(r"/[A-Za-z0-9_.,:/+@=-]*", re.ASCII)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.,:&|*()\[\]-]*", re.ASCII)
-_TIME = re.compile(r"(?:\d+-)?\d+(?::\d{1,2}){0,2}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*(?:=[A-Za-z0-9_.,:/@%+*()\[\]=-]+)?", re.ASCII)
 # Directives that are fields of their own, or would make a script say something else than the job does.
@@ -53,6 +59,14 @@ def _directive(text: str) -> str | None:
     return f"an option that is not set elsewhere: --{name} has its own" if name in OWN_DIRECTIVES else None
 
 
+def _time(text: str) -> str | None:
+    try:
+        parse_time(text)
+    except ValueError:
+        return "a time as Slurm writes it: 30, 1:30:00 or 2-12:00:00"
+    return None
+
+
 def _words(text: str) -> str | None:
     return _no_control(text) or ("text without a leading '-'" if text.startswith("-") else None)
 
@@ -65,7 +79,7 @@ FORMS: Mapping[str, Callable[[str], str | None]] = {
     "program": _words,
     "transport": lambda text: None if text in TRANSPORTS else f"one of {', '.join(TRANSPORTS)}",
     "mpi": _name,
-    "time": _like(_TIME, "a time as Slurm writes it: 30, 1:30:00 or 2-12:00:00"),
+    "time": _time,
     "account": _name,
     "partition": _name,
     "reservation": _name,
@@ -88,7 +102,7 @@ class Job:
     ``program`` is the command as it is called on a node; ``arguments`` are further words of ``crosstraffic run``.
     ``mpi`` is the plug-in of srun: none where ranks meet by themselves. ``sources`` are files that the shell reads
     first, ``modules`` are loaded, ``variables`` exported, ``directives`` written as #SBATCH lines as they are.
-    ``after`` is the job that must have ended before.
+    ``after`` is the job that must have ended before. ``bisect``: when the run fails, its nodes are searched.
 
     Raises:
         ValueError: a field has not the form that it must have: which, the value, what is allowed.
@@ -120,22 +134,11 @@ class Job:
     variables: tuple[tuple[str, str], ...] = ()
     directives: tuple[str, ...] = ()
     after: int | None = None
+    bisect: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check = FORMS.get(field.name)
-            value = getattr(self, field.name)
-            for text in value if isinstance(value, tuple) else (value,):
-                if check is not None and text is not None and (form := check(text)) is not None:
-                    raise ValueError(f"{field.name} must be {form}: {text!r}")
-        for name, value in self.variables:
-            if not _VARIABLE.fullmatch(name) or not value.isprintable():
-                raise ValueError(f"a variable must be NAME=VALUE of one line: {name}={value!r}")
-        for name, least in (("num_nodes", 1), ("ranks_per_node", 1), ("gpus_per_node", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be a whole number from {least}: {getattr(self, name)}")
-        if self.cpus_per_rank is not None and self.cpus_per_rank < 1:
-            raise ValueError(f"cpus_per_rank must be a whole number from 1: {self.cpus_per_rank}")
+        self._check_kinds()
+        self._check_texts()
         if self.num_ranks * (self.cpus_per_rank or 1) > MAX_PROCESSORS or self.gpus_per_node > MAX_PROCESSORS:
             asked = {name: getattr(self, name) for name in COUNTS if getattr(self, name)}
             raise ValueError(f"a job takes at most {MAX_PROCESSORS} processors: {asked}")
@@ -143,6 +146,34 @@ class Job:
             raise ValueError(f"the node list names {len(expand(self.nodelist))} nodes, the job needs {self.num_nodes}")
         if self.mounts is not None and self.container is None:
             raise ValueError(f"mounts belong to a container: {self.mounts!r}")
+
+    def _check_texts(self) -> None:
+        for name, check in FORMS.items():
+            value = getattr(self, name)
+            if name in TUPLES and not isinstance(value, tuple):
+                raise ValueError(f"{name} must be a list: {value!r}")
+            for text in value if isinstance(value, tuple) else (value,):
+                if text is None and name in OPEN:
+                    continue
+                if (form := check(text) if isinstance(text, str) else "text") is not None:
+                    raise ValueError(f"{name} must be {form}: {text!r}")
+        if not isinstance(self.variables, tuple):
+            raise ValueError(f"variables must be a list: {self.variables!r}")
+        for pair in self.variables:
+            if not isinstance(pair, tuple) or [type(text) for text in pair] != [str, str]:
+                raise ValueError(f"variables must be pairs of a name and a value: {pair!r}")
+            if not _VARIABLE.fullmatch(pair[0]) or not pair[1].isprintable():
+                raise ValueError(f"variables must be NAME=VALUE of one line: {pair!r}")
+
+    def _check_kinds(self) -> None:
+        """A job may have been read from a file: a text in place of a number would reach the script as it is."""
+        for name, least in LEAST.items():
+            count = getattr(self, name)
+            if (count is not None or name not in OPEN) and (type(count) is not int or count < least):
+                raise ValueError(f"{name} must be a whole number from {least}: {count!r}")
+        for name in FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} must be true or false: {getattr(self, name)!r}")
 
     @property
     def num_ranks(self) -> int:
@@ -188,7 +219,7 @@ def render(job: Job, template: Path = TEMPLATE) -> str:
     try:
         text = template.read_text(encoding="utf-8")
         return environment.from_string(text).render(
-            job=job, srun=srun_words(job), run=run_words(job), warning_s=WARNING_S
+            job=job, srun=srun_words(job), run=run_words(job), warning_s=warning_s(job.time)
         )
     except (OSError, UnicodeDecodeError, TemplateError) as error:
         raise ValueError(f"template {template}: {error}") from error

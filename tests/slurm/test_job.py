@@ -1,12 +1,13 @@
 """The text of a job: reviewed files, and nothing that a value can add to it."""
 
+import shlex
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from crosstraffic.slurm.job import FORMS, Job, render
+from crosstraffic.slurm.job import FLAGS, FORMS, LEAST, TUPLES, Job, render
 
 GOLDEN = Path(__file__).parent / "golden"
 H100 = Job(
@@ -41,13 +42,26 @@ CPU = Job(
     sources=("/scratch/me/crosstraffic/.venv/bin/activate",),
     after=4711,
 )
-JOBS = {"h100": H100, "cpu": CPU}
+SEARCHED = Job(
+    scenario="collectives",
+    output="/scratch/me/runs/search-8",
+    num_nodes=8,
+    ranks_per_node=4,
+    transport="gloo",
+    program="/scratch/me/crosstraffic/.venv/bin/crosstraffic",
+    exclusive=False,
+    time="5",
+    reservation="qualify",
+    constraint="rack1|rack2",
+    bisect=True,
+)
+JOBS = {"h100": H100, "cpu": CPU, "searched": SEARCHED}
 QUOTED = frozenset({"scenario", "program", "container", "mounts", "sources", "arguments"})
 HOSTILE = (
     "a\nb",
-    "a;reboot",
-    "$(reboot)",
-    "`reboot`",
+    "a;touch owned",
+    "$(touch owned)",
+    "`touch owned`",
     "--wrap=reboot",
     "a'b",
     'a"b',
@@ -102,30 +116,50 @@ def test_what_reaches_the_shell_stays_one_word(text, tmp_path):
     assert words[-1] == text
 
 
+def test_every_field_has_a_form():
+    assert {field.name for field in fields(Job)} == {*FORMS, *LEAST, *FLAGS, "variables"}
+
+
+def directives(text):
+    return [line for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def is_quoted(field, text):
+    """Tell whether a value of a field may hold anything that one line can: it is quoted where it stands."""
+    return field in QUOTED and text.isprintable() and text and (field == "arguments" or not text.startswith("-"))
+
+
 @pytest.mark.parametrize("text", HOSTILE)
-@pytest.mark.parametrize("field", sorted(FORMS))
+@pytest.mark.parametrize("field", sorted({*FORMS, *LEAST, *FLAGS}))
 def test_hostile_values_are_refused_or_quoted(field, text, tmp_path):
-    value = (text,) if field in ("arguments", "modules", "sources", "directives") else text
-    change = {"mounts": text, "container": "x"} if field == "mounts" else {field: value}
-    if field not in QUOTED or not text.isprintable() or not text or text.startswith("--"):
-        if field == "arguments" and text.startswith("--"):
-            return
+    def job_with(value):
+        plain = replace(CPU, modules=(), sources=(), container="image" if field == "mounts" else None)
+        return replace(plain, **{field: (value,) if field in TUPLES else value})
+
+    if not is_quoted(field, text):
         with pytest.raises(ValueError, match=f"{field} must be") as caught:
-            replace(CPU, **change)
+            job_with(text)
         assert repr(text) in str(caught.value)
         return
-    job = replace(CPU, **change)
-    lines = render(job).splitlines()
-    plain = render(
-        replace(
-            CPU,
-            **{field: ("x",) if isinstance(value, tuple) else "x", **({"container": "x"} if field == "mounts" else {})},
-        )
-    )
-    assert len(lines) == len(plain.splitlines()) + ("\n" in text)
-    assert [line for line in lines if line.startswith("#SBATCH")] == [
-        line for line in plain.splitlines() if line.startswith("#SBATCH")
-    ]
+    job, plain = job_with(text), job_with("x")
+    assert directives(render(job)) == directives(render(plain))
+    assert len(render(job).splitlines()) == len(render(plain).splitlines())
+    if field == "sources":  # read by the shell, not given to srun
+        assert f"source {shlex.quote(text)}" in render(job).splitlines()
+        return
+    words, plain_words = words_of(job, tmp_path), words_of(plain, tmp_path)
+    assert words == [text if word == "x" else word.replace("=x", f"={text}") for word in plain_words]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE[:-1], "$HOME"])
+def test_hostile_variables_are_refused_or_quoted(text, tmp_path):
+    with pytest.raises(ValueError, match="NAME=VALUE"):
+        replace(CPU, variables=((text, "x"),))
+    if not text.isprintable():
+        with pytest.raises(ValueError, match="NAME=VALUE"):
+            replace(CPU, variables=(("A", text),))
+        return
+    assert f"export A={shlex.quote(text)}" in render(replace(CPU, variables=(("A", text),))).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -143,6 +177,15 @@ def test_hostile_values_are_refused_or_quoted(field, text, tmp_path):
         ({"directives": ("--time=1",)}, "--time has its own"),
         ({"directives": ("--wrap=x",)}, "--wrap has its own"),
         ({"directives": ("mem=0",)}, "one option of sbatch"),
+        ({"num_nodes": True}, "num_nodes must be a whole number from 1: True"),
+        ({"num_nodes": None}, "num_nodes must be a whole number from 1: None"),
+        ({"after": "1\n#SBATCH --uid=0"}, "after must be a whole number"),
+        ({"exclusive": "yes"}, "exclusive must be true or false: 'yes'"),
+        ({"arguments": "--budget"}, "arguments must be a list"),
+        ({"modules": (7,)}, "modules must be text: 7"),
+        ({"name": None}, "name must be text: None"),
+        ({"variables": ("A=x",)}, "pairs of a name and a value"),
+        ({"variables": "A=x"}, "variables must be a list"),
         ({"variables": (("A B", "x"),)}, "NAME=VALUE"),
         ({"variables": (("A", "x\ny"),)}, "NAME=VALUE"),
         ({"output": "runs/x"}, "an absolute path"),
@@ -174,3 +217,24 @@ def test_a_broken_template_is_refused(text, tmp_path):
         render(CPU, template)
     with pytest.raises(ValueError, match="No such file"):
         render(CPU, tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("code", "is_searched"), [(0, False), (1, True), (2, False), (3, False), (137, True)])
+def test_a_search_follows_a_run_that_failed_and_the_job_ends_as_the_run_did(code, is_searched, tmp_path):
+    for name, text in {"srun": f"exit {code}", "search": 'printf "%s " "$@"; exit 9'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "job.sh"
+    script.write_text(render(replace(SEARCHED, program=str(tmp_path / "search"))))
+    done = subprocess.run(
+        ["bash", str(script)], capture_output=True, text=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout == (f"slurm bisect {SEARCHED.output} " if is_searched else "")
+
+
+@pytest.mark.parametrize(
+    ("time", "warning"), [("1", 15), ("2", 24), ("5", 60), ("9:59", 119), ("10", 120), ("2-12", 120), (None, 120)]
+)
+def test_the_warning_comes_a_fifth_of_the_limit_before_its_end(time, warning):
+    assert f"#SBATCH --signal=TERM@{warning}" in render(replace(CPU, time=time)).splitlines()
