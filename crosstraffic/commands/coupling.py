@@ -54,7 +54,7 @@ def coupling(
     """Print for each pair of parallelisms what both cut, how their groups lie, and what both load in one step."""
     import json
 
-    from crosstraffic.commands.engine import plan_with, say_chosen
+    from crosstraffic.commands.engine import plan_with
     from crosstraffic.commands.errors import planning
     from crosstraffic.errors import UsageError
     from crosstraffic.patterns import coupling as patterns
@@ -103,7 +103,6 @@ def coupling(
 
         chosen, found = plan_with(framework, plan)
     seen = _seen(run)
-    say_chosen(framework, chosen)
     if as_json:
         print(json.dumps(_data(found, seen)))
     else:

@@ -42,7 +42,7 @@ def groups(
     import sys
     from pathlib import Path
 
-    from crosstraffic.commands.engine import plan_with, say_chosen
+    from crosstraffic.commands.engine import plan_with
     from crosstraffic.commands.errors import planning
     from crosstraffic.patterns.layout import engine_of, parse_layout, process_groups
 
@@ -61,7 +61,6 @@ def groups(
     if picture is not None:
         _draw(found, Path(picture), title, ranks_per_node, engine)
         print(f"wrote {picture}", file=sys.stderr)
-    say_chosen(asked, framework)
     if as_json:
         print(json.dumps(found))
         return

@@ -183,7 +183,7 @@ def traffic(
     """Print the streams of one step: operation, groups, bytes, calls, formula and source."""
     import json
 
-    from crosstraffic.commands.engine import plan_with, say_chosen
+    from crosstraffic.commands.engine import plan_with
     from crosstraffic.commands.errors import planning
     from crosstraffic.commands.traffic_data import (
         algorithms,
@@ -254,12 +254,11 @@ def traffic(
             chosen, streams = plan_with(framework, lambda name: phase_streams(shape, own, workload, name))
             control = control_streams(shape, own, workload, chosen)
             data = traffic_data(shape, own, phase, chosen, (*streams, *control), ranks_per_node)
-            data["left_out"] = dict(left_out(shape, own, workload, chosen))
+            data["left_out"] = dict(left_out(shape, own, workload, chosen, streams))
             data["notes"] = dict(notes(shape, own, workload, chosen))
             if gpu is not None:
                 data["algorithms"] = algorithms(streams, chosen, gpu, ranks_per_node)
             data["routing"] = routing_data(streams)
-    say_chosen(framework, chosen)
     if as_json:
         print(json.dumps(data))
     else:

@@ -1,6 +1,6 @@
 """One forward step: its streams, and the order in which the ranks of each pipeline stage call them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -133,10 +133,12 @@ def notes(shape: ModelShape, layout: Layout, workload: Workload, framework: str)
     return {name: text for name, text in found.items() if text is not None}
 
 
-def left_out(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
-    """Say for each parallelism that puts nothing on the wire in a step why it does not."""
+def left_out(
+    shape: ModelShape, layout: Layout, workload: Workload, framework: str, streams: Sequence[Stream]
+) -> Mapping[str, str]:
+    """Say for each parallelism without any of ``streams``, those of the step, why it puts nothing on the wire."""
     setting = make_setting(shape, layout, workload, framework)
-    present = {stream.pattern for stream in phase_streams(shape, layout, workload, framework)}
+    present = {stream.pattern for stream in streams}
     reasons: dict[str, str] = {}
     if not present & {"tp", "sp"}:
         reasons["tp"] = f"attention tp={setting.tp}: its groups have one rank"

@@ -176,7 +176,7 @@ def test_a_step_has_every_style(framework, layout, style):
     for stream in context:
         assert stream.calls_per_step % (shape.num_layers // layout.pp) == 0
         assert calls[stream.name] == stream.calls_per_step * layout.pp
-    assert "cp" not in left_out(shape, layout, workload, framework)
+    assert "cp" not in left_out(shape, layout, workload, framework, streams)
 
 
 def test_what_is_in_the_cache_travels_with_keys_and_values_but_not_with_queries():
@@ -263,5 +263,6 @@ def test_notes_of_what_an_engine_does_with_short_prompts_and_windows():
     ],
 )
 def test_why_nothing_crosses(layout, framework, phase, reason):
-    reasons = left_out(load_model("DeepSeek-V3"), layout, Workload(phase=phase, context=64), framework)
+    asked = load_model("DeepSeek-V3"), layout, Workload(phase=phase, context=64), framework
+    reasons = left_out(*asked, phase_streams(*asked))
     assert reason in reasons["cp"]

@@ -250,7 +250,8 @@ AGREES = "agree on each step in control messages"
     ],
 )
 def test_a_step_says_why_its_replicas_send_nothing(model, layout, framework, said, unsaid):
-    why = left_out(load_model(model), layout, Workload(phase="decode"), framework)["dp"]
+    asked = load_model(model), layout, Workload(phase="decode"), framework
+    why = left_out(*asked, phase_streams(*asked))["dp"]
     assert said in why
     assert unsaid not in why
     assert (AGREES in why) == ("dp.batch_sync" in control_of(model, layout, framework))

@@ -191,7 +191,7 @@ def test_where_vllm_makes_an_all_to_all(model, layout, names):
 def test_data_parallel_of_a_dense_model_sends_nothing():
     shape, layout, workload = load_model("Llama-3.1-8B"), Layout(dp=8), Workload(phase="decode", batch=64)
     assert phase_streams(shape, layout, workload, "vllm") == ()
-    reasons = left_out(shape, layout, workload, "vllm")
+    reasons = left_out(shape, layout, workload, "vllm", ())
     assert set(reasons) == {"tp", "cp", "pp", "ep", "dp"}
     assert "share no tensor" in reasons["dp"]
 
