@@ -101,7 +101,7 @@ def coupling(
             )
             return patterns.coupling(shape, own, workload, name, decode_layout=other)
 
-        chosen, found = plan_with(framework, plan)
+        _, found = plan_with(framework, plan)
     seen = _seen(run)
     if as_json:
         print(json.dumps(_data(found, seen)))
