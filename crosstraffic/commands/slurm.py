@@ -1,15 +1,17 @@
-"""``crosstraffic slurm``: measure as a job of Slurm: submit, follow, collect, resume."""
+"""``crosstraffic slurm``: measure as a job of Slurm: submit; what follows a job is in ``slurm_follow``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crosstraffic.commands.slurm_follow import bisect, collect, resume, status
+
 if TYPE_CHECKING:
-    from crosstraffic.slurm.job import Job
     from crosstraffic.slurm.submit import Submitted
 
-slurm = typer.Typer(no_args_is_help=True, help="Measure as a job of Slurm: submit, status, collect, resume.")
+slurm = typer.Typer(no_args_is_help=True, help="Measure as a job of Slurm: submit, status, collect, resume, bisect.")
+START_UP_S = 30  # from the start of a job to the first measurement, on many nodes
 WHERE, HOW = "Where it may run", "Environment of the job"
 
 
@@ -63,6 +65,9 @@ def submit(
     template: Annotated[
         Path | None, typer.Option("--template", help="A site's own batch script (Jinja2).", rich_help_panel=HOW)
     ] = None,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="If the run fails, search its nodes for the bad node or pair.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, submit nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -72,7 +77,7 @@ def submit(
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    from crosstraffic.bench.scenario import read_scenario
+    from crosstraffic.bench.scenario import default_scenario, read_scenario
     from crosstraffic.commands.errors import planning
     from crosstraffic.slurm import submit as slurm_submit
     from crosstraffic.slurm.job import TEMPLATE, Job, render
@@ -80,8 +85,7 @@ def submit(
     with planning("slurm submit"):
         sizes = _sizes(nodes, sweep_nodes)
         is_file = scenario is not None and Path(scenario).suffix == ".toml"
-        if scenario is not None:
-            read_scenario(scenario)
+        file = None if scenario is None else read_scenario(scenario)
         if budget is not None and not 0 < budget < math.inf:
             raise ValueError(f"--budget must be more than 0 seconds, and finite: {budget:g}")
         if output is None:
@@ -115,6 +119,7 @@ def submit(
             sources=tuple(source or ()),
             variables=tuple(_variable(text) for text in env or ()),
             directives=tuple(sbatch or ()),
+            bisect=bisect,
         )
         if mpi is None and kind == "mpi":  # asked last: it needs Slurm, what is wrong above does not
             whole = replace(whole, mpi=slurm_submit.mpi_plugin())
@@ -122,6 +127,7 @@ def submit(
         if sweep_nodes is not None:
             jobs = [replace(whole, num_nodes=size, output=f"{whole.output}/nodes-{size:04d}") for size in sizes]
         texts = [render(job, template or TEMPLATE) for job in jobs]
+    _warn_of_limit(time, budget or (file or default_scenario(whole.num_ranks)).measure.budget_s)
     if dry_run:
         print("\n".join(texts), end="")
         return
@@ -133,6 +139,21 @@ def submit(
             print(f"{done[-1].ids[-1]} {done[-1].folder}")
     if as_json:
         print(json.dumps([{"job_id": one.ids[-1], "folder": str(one.folder)} for one in done]))
+
+
+def _warn_of_limit(limit: str | None, budget_s: float) -> None:
+    """Say so if a run cannot spend its budget before it is told to end."""
+    from crosstraffic.slurm.time_limit import parse_time, warning_s
+
+    limit_s = None if limit is None else parse_time(limit)
+    if limit_s is None or budget_s + START_UP_S + warning_s(limit) <= limit_s:
+        return
+    typer.echo(
+        f"warning: --time {limit} is {limit_s} s, of which the last {warning_s(limit)} s are for ending in order; "
+        f"measuring may take {budget_s:g} s (its budget), starting about {START_UP_S} s: "
+        "the run may end incomplete, slurm resume measures the rest",
+        err=True,
+    )
 
 
 def _sizes(nodes: int | None, sweep: str | None) -> list[int]:
@@ -153,118 +174,7 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-@slurm.command()
-def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder, or the folder of a sweep.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Print what Slurm says of a job, and how much it has measured."""
-    import json
-    from dataclasses import asdict
-
-    from crosstraffic.slurm.follow import job_state, progress
-    from crosstraffic.slurm.submit import find
-
-    rows = []
-    for submitted in find(folder):
-        state, done = job_state(submitted.ids[-1]), progress(submitted)
-        rows.append({
-            "job_id": submitted.ids[-1], "folder": str(submitted.folder), "num_nodes": submitted.job.num_nodes,
-            **asdict(state), "run": asdict(done), "is_complete": done.is_complete,
-        })  # fmt: skip
-        if not as_json:
-            reason = f" ({state.reason})" if state.reason else ""
-            told = f"{done.num_done} of {done.num_points} points" if done.num_points else "nothing measured yet"
-            print(f"{submitted.ids[-1]}  {submitted.job.num_nodes} nodes  {state.state}{reason}  {done.status}: {told}")
-            if done.why:
-                print(f"    {done.why}")
-    if as_json:
-        print(json.dumps(rows))
-
-
-@slurm.command()
-def collect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder, or the folder of a sweep.")],
-    table: Annotated[
-        Path | None, typer.Option("--table", help="Write the records of all runs as one table: .csv or .parquet.")
-    ] = None,
-) -> None:
-    """Check that every planned point was measured and passed its checks; exit 1 where not."""
-    from crosstraffic.errors import UsageError
-    from crosstraffic.slurm.follow import job_state, progress
-    from crosstraffic.slurm.submit import find
-
-    if table is not None and table.suffix not in (".csv", ".parquet"):
-        raise UsageError(f"--table must end in .csv or .parquet: {str(table)!r}")
-    found, missing = find(folder), 0
-    for submitted in found:
-        done = progress(submitted)
-        if done.is_complete:
-            print(f"complete: {submitted.folder}: {done.num_done} points, all checked")
-            continue
-        missing += 1
-        state = job_state(submitted.ids[-1])
-        told = f"{done.num_done} of {done.num_points} points" if done.num_points else "nothing measured"
-        bad = f", {done.num_bad} with wrong data" if done.num_bad else ""
-        why = f": {done.why}" if done.why else ""
-        print(f"incomplete: {submitted.folder}: {told}{bad}; job {submitted.ids[-1]} is {state.state}{why}")
-    if table is not None:
-        _write_table(found, table)
-    if missing:
-        typer.echo(f"crosstraffic slurm resume {folder} submits what is missing", err=True)
-        raise typer.Exit(1)
-
-
-def _write_table(found: "tuple[Submitted, ...]", table: Path) -> None:
-    import pandas as pd
-
-    from crosstraffic.errors import UsageError
-    from crosstraffic.results.store import load
-
-    frames = [
-        load(one.folder).assign(num_nodes=one.job.num_nodes, folder=str(one.folder))
-        for one in found
-        if (one.folder / "run.json").is_file()
-    ]
-    if not frames:
-        raise UsageError("no run has measured anything yet: there is no table to write")
-    whole = pd.concat(frames, ignore_index=True)
-    try:
-        whole.to_csv(table, index=False) if table.suffix == ".csv" else whole.to_parquet(table)
-    except OSError as error:
-        raise UsageError(f"cannot write {table}: {error.strerror}") from error
-    typer.echo(f"{len(whole)} records of {len(frames)} runs: {table}", err=True)
-
-
-@slurm.command()
-def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Run folder, or the folder of a sweep.")],
-) -> None:
-    """Submit again what is not complete; only missing points are measured."""
-    from dataclasses import replace
-
-    from crosstraffic.errors import UsageError
-    from crosstraffic.slurm import submit as slurm_submit
-    from crosstraffic.slurm.follow import job_state, progress
-
-    last: int | None = None
-    for submitted in slurm_submit.find(folder):
-        if progress(submitted).is_complete:
-            typer.echo(f"complete: {submitted.folder}", err=True)
-            continue
-        state = job_state(submitted.ids[-1])
-        if not state.is_over:
-            raise UsageError(f"job {submitted.ids[-1]} is {state.state}: it can be resumed once it has ended")
-        job = replace(submitted.job, after=last)
-        if (submitted.folder / "run.json").is_file() and "--resume" not in job.arguments:
-            job = _resuming(job)
-        template = None if submitted.template is None else Path(submitted.template)
-        done = slurm_submit.submit(job, template, earlier=submitted)
-        last = done.ids[-1]
-        print(f"{last} {done.folder}")
-
-
-def _resuming(job: "Job") -> "Job":
-    from dataclasses import replace
-
-    return replace(job, arguments=(*job.arguments, "--resume"))
+slurm.command()(status)
+slurm.command()(collect)
+slurm.command()(resume)
+slurm.command()(bisect)

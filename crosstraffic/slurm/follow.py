@@ -1,14 +1,18 @@
 """Follow: what Slurm says of a job, what its run folder holds, and whether that is all of it."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from crosstraffic.errors import CrosstrafficError
+from crosstraffic.errors import CrosstrafficError, EnvironmentRefused
 from crosstraffic.results.record import Record
 from crosstraffic.results.store import read_records, read_run_info
+from crosstraffic.slurm.blocked import blocked
 from crosstraffic.slurm.submit import Submitted, ask
 
-UNKNOWN = "UNKNOWN"
+PENDING, UNKNOWN = "PENDING", "UNKNOWN"
+LAST_BYTES = 4096
+FORGOTTEN = "Invalid job id"  # what scontrol says of a job that ended some minutes ago
 OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
     UNKNOWN,
@@ -17,11 +21,12 @@ OVER = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What Slurm says: state, why (while it waits), and the exit code of the script."""
+    """What Slurm says: state, why (while it waits), exit code of the script; which nodes keep it from ever starting."""
 
     state: str
     reason: str | None = None
     exit_code: str | None = None
+    blocked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -30,18 +35,35 @@ class JobState:
 
 
 def job_state(job_id: int) -> JobState:
-    """Ask Slurm for a job: the accounting where there is one, else the controller, which forgets old jobs."""
+    """Ask Slurm for a job: the accounting where there is one, else the controller, which forgets old jobs.
+
+    Raises:
+        EnvironmentRefused: it does not answer: then nobody knows whether the job runs.
+    """
     said = ask(("sacct", "-X", "-P", "-n", "-j", str(job_id), "-o", "State,Reason,ExitCode"))
     line = said.stdout.splitlines()[0] if said.returncode == 0 and said.stdout.strip() else ""
     if line.count("|") == 2:
         state, reason, code = line.split("|")
-        return JobState(state=state.split()[0], reason=reason or None, exit_code=code or None)
+        if (state := state.split()[0]) != PENDING:
+            return JobState(state=state, reason=_reason(reason), exit_code=code or None)
     said = ask(("scontrol", "show", "job", str(job_id), "-o"))
     fields = dict(re.findall(r"(\w+)=(\S*)", said.stdout)) if said.returncode == 0 else {}
     if "JobState" not in fields:
-        return JobState(state=UNKNOWN, reason=said.stderr.strip() or None)
-    why = fields.get("Reason", "None")
-    return JobState(state=fields["JobState"], reason=None if why == "None" else why, exit_code=fields.get("ExitCode"))
+        why = said.stderr.strip()
+        if said.returncode and FORGOTTEN not in why:
+            raise EnvironmentRefused(f"Slurm does not tell the state of job {job_id}: {why}")
+        return JobState(state=UNKNOWN, reason=why or None)
+    state = fields["JobState"]
+    return JobState(
+        state=state,
+        reason=_reason(fields.get("Reason", "")),
+        exit_code=fields.get("ExitCode"),
+        blocked=blocked(fields) if state == PENDING else {},
+    )
+
+
+def _reason(text: str) -> str | None:
+    return None if text in ("", "None") else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,3 +106,55 @@ def progress(submitted: Submitted) -> Progress:
         num_bad=sum(record.status == "wrong_data" for record in records),
         num_torn=torn,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A job with what Slurm says of it and what it has measured."""
+
+    submitted: Submitted
+    state: JobState
+    run: Progress
+
+    @property
+    def is_settled(self) -> bool:
+        """Tell whether waiting changes nothing."""
+        return self.state.is_over or self.run.is_complete or bool(self.state.blocked)
+
+    @property
+    def exit_code(self) -> int:
+        """0 while it waits or runs or is complete; 1 if it is over without being complete; 3 if it is blocked."""
+        if self.run.is_complete:
+            return 0
+        return 3 if self.state.blocked else int(self.state.is_over)
+
+    @property
+    def why(self) -> str | None:
+        """What is wrong with the run, or how far it came: its own word, or that it could not say any."""
+        if self.run.status != "running" or not self.state.is_over:
+            return self.run.why
+        last = last_line(self.submitted)
+        return "the run ended without a word" + (f"; the last line of the job: {last}" if last else "")
+
+
+def follow(submitted: Submitted) -> Followed:
+    """Ask for a job, then read its folder: what a job that is over has measured is all there."""
+    state = job_state(submitted.ids[-1])
+    return Followed(submitted=submitted, state=state, run=progress(submitted))
+
+
+def exit_code(found: Sequence[Followed]) -> int:
+    """Return the exit code of several jobs: 3 if one is blocked, else 1 if one is over and not complete."""
+    return max(one.exit_code for one in found)
+
+
+def last_line(submitted: Submitted) -> str | None:
+    """Return the last line that a job printed, if there is one."""
+    path = submitted.folder / f"slurm-{submitted.ids[-1]}.out"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST_BYTES))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
+    except OSError:
+        return None
+    return next((line for line in reversed(lines) if line), None)

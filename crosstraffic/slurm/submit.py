@@ -37,15 +37,25 @@ class Submitted:
         return Path(self.job.output)
 
 
+def find_program(name: str) -> str:
+    """Return the path of a program of Slurm.
+
+    Raises:
+        EnvironmentRefused: it is not installed.
+    """
+    path = shutil.which(name)
+    if path is None:
+        raise EnvironmentRefused(f"{name} is not here: submit on a login node of a Slurm cluster")
+    return path
+
+
 def ask(command: Sequence[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm and return what it said.
 
     Raises:
         EnvironmentRefused: it is not installed, or does not answer.
     """
-    path = shutil.which(command[0])
-    if path is None:
-        raise EnvironmentRefused(f"{command[0]} is not here: submit on a login node of a Slurm cluster")
+    path = find_program(command[0])
     try:
         return subprocess.run(  # noqa: S603
             [path, *command[1:]], input=stdin, capture_output=True, text=True, check=False, timeout=ASK_WITHIN_S
@@ -113,7 +123,7 @@ def submit(job: Job, template: Path | None = None, *, earlier: Submitted | None 
         job=job,
         ids=(*(earlier.ids if earlier else ()), int(match.group(1))),
         times_s=(*(earlier.times_s if earlier else ()), time.time()),
-        template=None if template is None else str(template),
+        template=None if template is None else str(template.absolute()),
     )
     path = folder / JOB_FILE
     path.with_suffix(".new").write_text(json.dumps(submitted_to_dict(submitted), indent=2) + "\n", encoding="utf-8")

@@ -16,7 +16,8 @@ PROGRAMS = {
     'echo $n > "$0.n"; echo "$n;cluster"',
     "srun": 'echo "MPI plugin types are..."; echo none; echo pmi2; echo pmix',
     "sacct": 'echo "slurm accounting storage is disabled" >&2; exit 1',
-    "scontrol": 'echo "JobId=$3 JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0"',
+    "scontrol": 'echo "JobId=$3 JobState=PENDING Reason=Resources NumNodes=1-1 Partition=lab ExitCode=0:0"',
+    "sinfo": 'echo "n0|idle|none"',
 }
 
 
