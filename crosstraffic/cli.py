@@ -9,6 +9,7 @@ import typer
 
 from crosstraffic.commands import errors
 from crosstraffic.commands.coupling import coupling
+from crosstraffic.commands.doctor import doctor
 from crosstraffic.commands.explain import explain
 from crosstraffic.commands.fit import fit
 from crosstraffic.commands.groups import groups
@@ -50,6 +51,7 @@ def root(
 
 
 app.command()(run)
+app.command()(doctor)
 app.command()(fit)
 app.command()(predict)
 app.command()(validate)

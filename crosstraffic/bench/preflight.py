@@ -47,13 +47,7 @@ def gather(transport: Transport) -> list[RankReport] | None:
 
 def check(reports: Sequence[RankReport], expected_world_size: int, pools: Pools | None = None) -> list[str]:
     """Return every reason not to measure with these ranks, each with what to do about it; empty when all is well."""
-    found = _check_world(reports, expected_world_size)
-    found += _check_processes(reports)
-    found += _check_libraries(reports)
-    found += _check_devices(reports)
-    found += _check_nics(reports)
-    found += _check_versions(reports)
-    found += _check_settings(reports)
+    found = _check_world(reports, expected_world_size) + check_ranks(reports)
     shared = shared_pool_nodes(reports, pools)
     if pools is not None and not pools.may_share_nodes and shared and _num_hosts(reports) > 1:
         found.append(
@@ -61,6 +55,17 @@ def check(reports: Sequence[RankReport], expected_world_size: int, pools: Pools 
             f"prefill_ranks and decode_ranks, srun --ntasks-per-node, --distribution), or set "
             f"pools_may_share_nodes = true in [handoff]"
         )
+    return found
+
+
+def check_ranks(reports: Sequence[RankReport]) -> list[str]:
+    """Return every reason that lies in these ranks themselves, whether or not they are all of them."""
+    found = _check_processes(reports)
+    found += _check_libraries(reports)
+    found += _check_devices(reports)
+    found += _check_nics(reports)
+    found += _check_versions(reports)
+    found += _check_settings(reports)
     return found
 
 
