@@ -1,11 +1,15 @@
 """What is true in a simulated world: latency and bandwidth per tier, clocks, noise, stragglers."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from crosstraffic.bench.fluid import Footprint, footprint
 from crosstraffic.patterns.matrix import Matrix
+
+_LINK = re.compile(r"\d+(?:[<>]|[->]\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,9 @@ class SimulatedTruth:
     Resources: each rank's port, once per direction, carries all that the rank sends or receives, at
     ``intra.bandwidth_bytes_per_s``; each node's NIC, once per direction, carries what crosses nodes, at
     ``inter.bandwidth_bytes_per_s``; each node's host, if it is limited, carries every byte that starts or ends there
-    (a byte that stays in the node once).
+    (a byte that stays in the node once). ``slow_bytes_per_s`` names links between nodes that carry less: ``"2"`` both
+    directions of a node's NIC, ``"2>"`` what it sends, ``"2<"`` what it gets, ``"0-3"`` a pair, each of its directions
+    for itself, ``"0>3"`` one direction of a pair.
 
     A rank's clock shows ``time * (1 + drift) + offset``. ``noise_sigma`` is that of a lognormal factor of median 1 on
     the time of each call. ``straggler_s`` is by how much each barrier and each call of a rank returns late; it answers
@@ -51,8 +57,14 @@ class SimulatedTruth:
     ping_extra_s: tuple[float, float] = (0.0, 0.0)
     ping_jitter_s: tuple[float, float] = (0.0, 0.0)
     poll_s: float = 1e-7
+    slow_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for link, rate in self.slow_bytes_per_s.items():
+            if _LINK.fullmatch(link) is None:
+                raise ValueError(f"not a link: {link!r}; write 2, 2>, 2<, 0-3 or 0>3")
+            if not rate > 0:
+                raise ValueError(f"slow_bytes_per_s must be positive: {link} at {rate}")
         if self.ranks_per_node < 1:
             raise ValueError(f"ranks_per_node must be at least 1: {self.ranks_per_node}")
         if self.host_bytes_per_s is not None and not self.host_bytes_per_s > 0:
@@ -73,6 +85,16 @@ class SimulatedTruth:
         if not all(drift > -1 for drift in self.clock_drift.values()):
             raise ValueError(f"clock_drift must be above -1, or a clock runs backwards: {dict(self.clock_drift)}")
 
+    def nic_bytes_per_s(self, node: int, sign: Literal[">", "<"]) -> float:
+        """Return what a node's NIC carries in one direction: ``>`` is what it sends."""
+        slow = [self.slow_bytes_per_s.get(link, math.inf) for link in (f"{node}", f"{node}{sign}")]
+        return min(self.inter.bandwidth_bytes_per_s, *slow)
+
+    def pair_bytes_per_s(self, source: int, destination: int) -> float:
+        """Return what one direction between two nodes carries; infinite where only their NICs bound it."""
+        links = (f"{source}>{destination}", f"{source}-{destination}", f"{destination}-{source}")
+        return min(self.slow_bytes_per_s.get(link, math.inf) for link in links)
+
     def node(self, rank: int) -> int:
         """Return the node of a rank: ranks fill one node after the other."""
         return rank // self.ranks_per_node
@@ -88,9 +110,9 @@ def footprint_of(truth: SimulatedTruth, group: Sequence[int], matrix: Matrix) ->
     1.0
     """
     needs_s: dict[Any, float] = {}
-    port, nic = truth.intra.bandwidth_bytes_per_s, truth.inter.bandwidth_bytes_per_s
+    port = truth.intra.bandwidth_bytes_per_s
 
-    def load(kind: str, place: int, num_bytes: int, bytes_per_s: float) -> None:
+    def load(kind: str, place: int | tuple[int, int], num_bytes: int, bytes_per_s: float) -> None:
         needs_s[kind, place] = needs_s.get((kind, place), 0.0) + num_bytes / bytes_per_s
 
     for source, row in enumerate(matrix.tolist()):
@@ -100,10 +122,13 @@ def footprint_of(truth: SimulatedTruth, group: Sequence[int], matrix: Matrix) ->
             here, there = group[source], group[destination]
             load("rank_egress", here, num_bytes, port)
             load("rank_ingress", there, num_bytes, port)
-            nodes = {truth.node(here), truth.node(there)}
+            out, into = truth.node(here), truth.node(there)
+            nodes = {out, into}
             if len(nodes) == 2:
-                load("node_egress", truth.node(here), num_bytes, nic)
-                load("node_ingress", truth.node(there), num_bytes, nic)
+                load("node_egress", out, num_bytes, truth.nic_bytes_per_s(out, ">"))
+                load("node_ingress", into, num_bytes, truth.nic_bytes_per_s(into, "<"))
+                if truth.pair_bytes_per_s(out, into) < math.inf:
+                    load("pair", (out, into), num_bytes, truth.pair_bytes_per_s(out, into))
             for node in nodes if truth.host_bytes_per_s is not None else ():
                 load("host", node, num_bytes, truth.host_bytes_per_s or 0.0)
     return footprint(needs_s)
@@ -135,6 +160,8 @@ def truth_from_dict(data: Mapping[str, Any]) -> SimulatedTruth:
             values[key] = Tier(**values[key])
         for key in ("clock_offset_s", "clock_drift", "straggler_s"):
             values[key] = {int(rank): float(value) for rank, value in values.get(key, {}).items()}
+        slow = values.get("slow_bytes_per_s", {})
+        values["slow_bytes_per_s"] = {str(link): float(rate) for link, rate in slow.items()}
         for key in ("ping_extra_s", "ping_jitter_s"):
             up_s, down_s = values.get(key, (0.0, 0.0))
             values[key] = (float(up_s), float(down_s))

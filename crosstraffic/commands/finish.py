@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from crosstraffic.bench.conduct import Finished
+from crosstraffic.bench.request import Finished
 
 
 def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
@@ -13,14 +13,26 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
     from rich.console import Console
 
     from crosstraffic.commands.report import make_report
+    from crosstraffic.results.links import is_links, links_of
+    from crosstraffic.results.links_summary import links_data, links_tables, verdict_lines
+    from crosstraffic.results.links_verdict import verdict
     from crosstraffic.results.store import load_run
     from crosstraffic.results.summary import steps_table, summary_data, summary_table
 
     folder = finished.folder
     run = load_run(folder)
     made = make_report(run, refit=True) if report and len(run.frame) else None
+    links = links_of(run) if is_links(run) else None
+    judged = None if links is None else verdict(links)
     if as_json:
-        print(json.dumps(summary_data(run)))
+        extra = {} if links is None or judged is None else {"links": links_data(links, judged)}
+        print(json.dumps(summary_data(run) | extra))
+    elif links is not None and judged is not None:
+        console = Console(highlight=False)
+        for line in verdict_lines(links, judged):
+            console.print(line, markup=False, soft_wrap=True)
+        for table in links_tables(links, judged):
+            console.print(table)
     else:
         Console().print(summary_table(run))
         if len(run.frame[run.frame["kind"] == "step"]):
@@ -42,7 +54,8 @@ def finish(finished: Finished, *, report: bool, as_json: bool) -> int:
         return finished.error.exit_code
     if run.info.status != "complete":
         print(f"{run.info.status}: {run.info.why}; finish it with --output {folder} --resume", file=sys.stderr)
-    return 0 if run.info.status == "complete" and wrong.empty else 1
+    is_healthy = judged is None or judged.verdict == "healthy"
+    return 0 if run.info.status == "complete" and wrong.empty and is_healthy else 1
 
 
 def model_error(validation: Mapping[str, Any] | None) -> list[str]:

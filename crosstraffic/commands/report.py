@@ -50,20 +50,22 @@ def make_report(run: "Run", output: Path | None = None, *, refit: bool = False) 
     """Write a run's page with what the cost model says of it.
 
     The folder's model.json is used, or made where there is none; ``refit`` makes it anew. What cannot be fitted or
-    validated is left out of the page, with a remark.
+    validated is left out of the page, with a remark. A run of suite links has nothing to fit.
     """
     from crosstraffic.costmodel.predict import curves, predict_records
     from crosstraffic.costmodel.validate import validate_runs
     from crosstraffic.errors import UsageError
+    from crosstraffic.results.links import is_links
     from crosstraffic.results.report import render
     from crosstraffic.results.store import write_atomic
 
     remarks = []
     model = predictions = lines = validation = None
     try:
-        model = _model(run, refit=refit)
-        predictions, lines = predict_records(model, run), curves(model, run)
-        validation = validate_runs([run])
+        if not is_links(run):
+            model = _model(run, refit=refit)
+            predictions, lines = predict_records(model, run), curves(model, run)
+            validation = validate_runs([run])
     except (ValueError, UsageError) as error:
         what = "fitted" if model is None else "validated"
         remarks.append(f"{run.path}: the cost model could not be {what}: {error}")

@@ -10,7 +10,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from crosstraffic.results.accuracy import model_section
 from crosstraffic.results.definitions import definitions
 from crosstraffic.results.headline import answer_of, facts_of, tiles_of, title_of
-from crosstraffic.results.page import Section, cell, frame_table, text_table
+from crosstraffic.results.links import is_links, links_of
+from crosstraffic.results.links_section import links_section
+from crosstraffic.results.links_summary import verdict_lines
+from crosstraffic.results.links_verdict import verdict
+from crosstraffic.results.page import ABSENT, Section, cell, frame_table, text_table
 from crosstraffic.results.record import Record
 from crosstraffic.results.sections import (
     alone_section,
@@ -68,13 +72,25 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found: tuple[Section, ...]
+    answer, tiles = answer_of(run, validation), tiles_of(run, validation)
+    if is_links(run):  # no mixtures, no steps, nothing to fit: the links are what there is to say
+        links = links_of(run)
+        judged = verdict(links)
+        found = (links_section(links, judged, machine(run)),)
+        answer = [*verdict_lines(links, judged), *answer]
+        tiles = [tile for tile in tiles if tile.value != ABSENT]
+    else:
+        found = (
+            bytes_section(run),
+            groups_section(run),
+            alone_section(run, curves),
+            together_section(run),
+            steps_section(run, predictions),
+            model_section(run, model, predictions, validation),
+        )
     sections = (
-        bytes_section(run),
-        groups_section(run),
-        alone_section(run, curves),
-        together_section(run),
-        steps_section(run, predictions),
-        model_section(run, model, predictions, validation),
+        *found,
         records_section(run),
         provenance_section(run),
         definitions_section(),
@@ -83,8 +99,8 @@ def render(
         title=title_of(run),
         run=run.info,
         facts=facts_of(run),
-        answer=answer_of(run, validation),
-        tiles=tiles_of(run, validation),
+        answer=answer,
+        tiles=tiles,
         sections=sections,
         where=machine(run),
     )
