@@ -174,7 +174,7 @@ def step_tokens(shape: ModelShape, workload: Workload, layout: Layout, framework
     empty one.
 
     Raises:
-        ValueError: not one number for each replica, or no tokens at all.
+        ValueError: not one number for each replica.
 
     Source: vLLM @ 017e9f4448b7 v1/worker/dp_utils.py _post_process_dp_padding, v1/worker/gpu_worker.py
     execute_dummy_batch; Megatron-LM @ d98e8a64ddf3 text_generation_controller.py dummy_forward.
@@ -184,8 +184,6 @@ def step_tokens(shape: ModelShape, workload: Workload, layout: Layout, framework
         raise ValueError(
             f"replica_tokens must name each of the {layout.dp} data-parallel replicas: {len(asked)} given, {asked}"
         )
-    if not any(asked):
-        raise ValueError(f"replica_tokens: no replica has a token: {asked}")
     idle = {"vllm": 1 + workload.num_speculative, "sglang": 0}.get(framework, 1) if shape.moe_layers else 0
     tokens = tuple(workload.pass_tokens(own) if own else idle for own in asked)
     return (max(tokens),) * layout.dp if workload.padded else tokens

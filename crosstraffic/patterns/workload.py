@@ -1,7 +1,7 @@
 """Workload: what one step has to do, and how the engine is asked to do it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from crosstraffic.patterns.model import KV_FORMATS, ModelShape, dtype_bytes
@@ -53,6 +53,21 @@ AT_LEAST: Mapping[str, int] = {
     "block_tokens": 1,
     "chunk_tokens": 1,
 }
+STEP, HANDOFF = ("prefill", "decode"), ("handoff",)
+# The phases in which a field has an effect; in another one a value of its own is refused. A decode step may repeat its
+# tokens, which follow from its batch; layouts read pages of a cache in every phase, and chunks of a prefill.
+EFFECT: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("batch", "context", "tokens", "dtype", "kv_dtype", "block_tokens", "ranks_per_node"), PHASES),
+    **dict.fromkeys(("replica_tokens", "padded", "num_speculative", "num_micro_batches"), STEP),
+    **dict.fromkeys(("routing", "routing_parameter", "routing_weights", "routing_matrix", "seed"), STEP),
+    **dict.fromkeys(("sequence_parallel", "quantized_all_reduce", "dcp_backend", "expert_backend"), STEP),
+    **dict.fromkeys(("redundant_experts", "two_batch", "virtual_stages", "layer_partition", "model_runner"), STEP),
+    **dict.fromkeys(("context_style", "ulysses_ranks"), ("prefill",)),
+    **dict.fromkeys(("cached_tokens", "chunk_tokens"), ("prefill", "handoff")),
+    **dict.fromkeys(("kv_connector", "kv_schedule", "kv_direction", "kv_split"), HANDOFF),
+    **dict.fromkeys(("cross_layer_blocks", "contiguous_blocks"), HANDOFF),
+}
+MAX_SHOWN = 60  # characters of a value in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +78,8 @@ class Workload:
     request, ``cached_tokens`` how many of these were in the cache before a prefill. ``tokens`` is the tokens that enter
     the step on one replica; if absent, batch x (context - cached_tokens) in prefill and handoff, batch x (1 +
     num_speculative) in decode: speculation multiplies tokens, it is no parallelism. ``replica_tokens`` gives them for
-    each data-parallel replica where they differ; ``padded`` says that all are padded to the largest (CUDA graphs).
+    each data-parallel replica where they differ, instead of ``tokens`` and of the batch of a decode step; ``padded``
+    says that all are padded to the largest (CUDA graphs).
 
     Micro-batches. A step is ``num_micro_batches`` passes through all layers, one behind the other in a pipeline. A
     prefill is split: each pass has ceil(tokens / num_micro_batches) tokens of each replica. Decode batches are not:
@@ -143,6 +159,8 @@ class Workload:
             value = getattr(self, field)
             if value is not None and value not in CHOICES[field]:
                 raise ValueError(f"unknown {what}: {value!r}; allowed: {', '.join(CHOICES[field])}")
+        self._check_effect()
+        self._check_tuples()
         _check_size("tokens of a step", self.num_tokens)
         if self.phase == "decode" and self.tokens not in (None, self.num_tokens):
             raise ValueError(
@@ -152,17 +170,55 @@ class Workload:
             raise ValueError(f"cached_tokens must be fewer than context: {self.cached_tokens} of {self.context}")
         if self.phase == "prefill" and self.num_micro_batches > self.num_tokens:
             raise ValueError(f"more micro-batches than tokens: {self.num_micro_batches} of {self.num_tokens} tokens")
-        if any(tokens < 0 for tokens in self.replica_tokens):
-            raise ValueError(f"replica_tokens must not be negative: {self.replica_tokens}")
+        if self.ulysses_ranks is not None and self.context_style != "ulysses_ring":
+            raise ValueError(
+                f"ulysses_ranks goes with context_style ulysses_ring only: {self.ulysses_ranks} with "
+                f"{self.context_style or 'none'}"
+            )
         if (self.routing == "matrix") != bool(self.routing_matrix):
             raise ValueError(f"routing_matrix goes with routing matrix, and only with it: {self.routing}")
         for dtype in (self.dtype, self.kv_dtype):
             if dtype is not None and dtype not in KV_FORMATS:
                 dtype_bytes(dtype)
 
+    def _check_effect(self) -> None:
+        """Raise ValueError for a field that has a value of its own and no effect in the phase."""
+        for field, default in DEFAULTS.items():
+            value, phases = getattr(self, field), EFFECT[field]
+            if self.phase not in phases and value != default:
+                raise ValueError(
+                    f"{field} has an effect in {' and '.join(phases)} only, the phase is {self.phase}: {_shown(value)}"
+                )
+
+    def _check_tuples(self) -> None:
+        """Raise ValueError for a bad entry of a field that has several, and for tokens that are said twice."""
+        entries: Mapping[str, tuple[int, ...]] = {
+            "replica_tokens": self.replica_tokens,
+            "layer_partition": self.layer_partition,
+            "routing_matrix": tuple(max(row, default=0) for row in self.routing_matrix),
+        }
+        for field, values in entries.items():
+            _check_size(field, max(values, default=0))
+        if not self.replica_tokens:
+            return
+        shown, most = _shown(self.replica_tokens), max(self.replica_tokens)
+        if min(self.replica_tokens) < 0:
+            raise ValueError(f"replica_tokens must not be negative: {shown}")
+        if most == 0:
+            raise ValueError(f"replica_tokens: no replica has a token: {shown}")
+        if self.tokens is not None:
+            raise ValueError(f"give tokens or replica_tokens, not both: {self.tokens} and {shown}")
+        if self.phase == "decode" and self.batch not in (1, self.pass_requests):
+            raise ValueError(
+                f"batch must be the requests of the largest replica, {self.pass_requests}, or not be given with "
+                f"replica_tokens: {self.batch} and {shown}"
+            )
+
     @property
     def num_tokens(self) -> int:
-        """Tokens that enter the step on one replica."""
+        """Tokens that enter the step on one replica, the most of any where they differ."""
+        if self.replica_tokens:
+            return max(self.replica_tokens)
         if self.phase == "decode":
             return self.batch * (1 + self.num_speculative)
         return self.tokens if self.tokens is not None else self.batch * (self.context - self.cached_tokens)
@@ -178,6 +234,8 @@ class Workload:
     @property
     def pass_requests(self) -> int:
         """Requests of one pass: each gets a token (a chunk of a prompt too, which the engine throws away)."""
+        if self.phase == "decode":
+            return -(-self.num_tokens // (1 + self.num_speculative))
         return self.pass_tokens(self.batch)
 
     def routed(self, shape: ModelShape, *, num_tokens: int, bytes_per_message: int) -> Routed:
@@ -193,6 +251,15 @@ class Workload:
             weights=self.routing_weights,
             redundant_experts=self.redundant_experts,
         )
+
+
+DEFAULTS: Mapping[str, object] = {field.name: field.default for field in fields(Workload) if field.name != "phase"}
+
+
+def _shown(value: object) -> str:
+    """Write a value, however long, for an error."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def _check_size(field: str, value: int) -> None:

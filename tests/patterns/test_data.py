@@ -185,7 +185,7 @@ def test_halves_carry_at_least_the_whole(tokens):
 
 
 def test_micro_batches_gather_their_own_tokens():
-    load = {"phase": "prefill", "replica_tokens": (40, 20, 12), "tokens": 40}
+    load = {"phase": "prefill", "replica_tokens": (40, 20, 12)}
     whole = streams_of("gpt-oss-120b", Layout(tp=3, dp=3), "sglang", **load)["dp.gather"]
     parts = streams_of("gpt-oss-120b", Layout(tp=3, dp=3), "sglang", num_micro_batches=4, **load)["dp.gather"]
     assert (whole.payload_bytes, parts.payload_bytes) == (72 * 2880 * 2, 18 * 2880 * 2)

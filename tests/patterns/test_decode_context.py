@@ -188,7 +188,8 @@ def test_a_prefill_of_grouped_queries_attends_as_decode_does(framework, op):
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_step_makes_the_calls(layout, framework, backend, phase):
     shape = load_model("DeepSeek-V3")
-    workload = Workload(phase=phase, batch=3, context=100, cached_tokens=50, dcp_backend=backend)
+    cached = 50 if phase == "prefill" else 0
+    workload = Workload(phase=phase, batch=3, context=100, cached_tokens=cached, dcp_backend=backend)
     streams = phase_streams(shape, layout, workload, framework)
     step = phase_step(shape, layout, workload, framework, streams)
     assert set(step.streams) == {stream.name for stream in streams}
