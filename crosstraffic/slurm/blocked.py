@@ -53,8 +53,8 @@ def blocked(job: Mapping[str, str]) -> dict[str, str]:
         EnvironmentRefused: it does not answer.
     """
     partition = job.get("Partition", "(null)")
-    where = () if partition == "(null)" else ("-p", partition)
-    said = ask(("sinfo", "-a", "-h", "-N", *where, "-o", "%N|%T|%E"))
+    where = ("-a",) if partition == "(null)" else ("-p", partition)
+    said = ask(("sinfo", "-h", "-N", *where, "-o", "%N|%T|%E"))
     if said.returncode:
         raise EnvironmentRefused(f"sinfo does not tell the state of nodes: {said.stderr.strip()}")
     return out_of_service(job, read_nodes(said.stdout))

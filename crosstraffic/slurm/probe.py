@@ -39,6 +39,7 @@ max_calls = 20
 budget_s = 3
 """
 LIMIT_S = 40.0
+MOST_LIMITS = 2  # a test that shows signs of life may take this many limits in all
 END_S, POLL_S = 10.0, 0.1
 
 
@@ -87,8 +88,8 @@ def search(
 ) -> tuple[Finding, list[Trial]]:
     """Search the nodes of an allocation for those that make a run fail; return the finding and every test.
 
-    A test is a run of about 3 s, and has failed if it is not over after ``limit_s``. Nothing is begun that could still
-    run when Slurm warns of the job's end: that signal would end it, and look like a failure.
+    A test is a run of about 3 s. It has failed if it ends badly, or if nothing comes from it for ``limit_s``. Nothing
+    is begun that could still run when Slurm warns of the job's end: that signal would end it, and look like a failure.
 
     Raises:
         EnvironmentRefused: Slurm's programs are not here.
@@ -106,7 +107,7 @@ def search(
 
     def fails(groups: Sequence[Nodes]) -> list[bool]:
         nonlocal rounds
-        needed_s = limit_s + END_S + warning_s(job.time) + EARLY_S
+        needed_s = MOST_LIMITS * limit_s + END_S + warning_s(job.time) + EARLY_S
         left_s = time_left_s(job_id)
         if left_s is not None and left_s < needed_s:
             raise OutOfTime(
@@ -138,6 +139,7 @@ def _run(job: Job, job_id: int, groups: Sequence[Nodes], first: int, round_numbe
     environment = {**os.environ, **dict(job.variables)}
     begun_s = time.monotonic()
     steps: list[subprocess.Popen[bytes]] = []
+    late: dict[int, float] = {}
     ended_s: dict[int, float] = {}
     try:
         for number, nodes in enumerate(groups, start=first):
@@ -148,16 +150,22 @@ def _run(job: Job, job_id: int, groups: Sequence[Nodes], first: int, round_numbe
                         [srun, *words], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                     )
                 )
-        while len(ended_s) < len(steps) and time.monotonic() - begun_s < limit_s:
+        alive = [_Life(_output(job, first + place)) for place in range(len(steps))]
+        while len(ended_s) + len(late) < len(steps):
+            now_s = time.monotonic()
             for place, step in enumerate(steps):
                 if step.poll() is not None:
-                    ended_s.setdefault(place, time.monotonic() - begun_s)
+                    ended_s.setdefault(place, now_s - begun_s)
+                elif place not in late and (
+                    now_s - alive[place].last_s(now_s) > limit_s or now_s - begun_s > MOST_LIMITS * limit_s
+                ):
+                    late[place] = now_s - begun_s
             time.sleep(POLL_S)
     finally:
-        late = [place for place, step in enumerate(steps) if step.poll() is None]
-        for place in late:
+        left = [place for place, step in enumerate(steps) if step.poll() is None]
+        for place in left:
             steps[place].terminate()  # srun then kills its tasks
-        for place in late:
+        for place in left:
             _end(steps[place], job_id, first + place)
     return [
         Trial(
@@ -165,11 +173,27 @@ def _run(job: Job, job_id: int, groups: Sequence[Nodes], first: int, round_numbe
             round=round_number,
             nodes=nodes,
             exit_code=None if place in late else steps[place].returncode,
-            wall_s=round(ended_s.get(place, limit_s), 3),
-            why=f"not over after {limit_s:g} s" if place in late else _why(job, first + place, steps[place].returncode),
+            wall_s=round(late.get(place) or ended_s[place], 3),
+            why=f"not over after {late[place]:.0f} s" if place in late else _why(job, first + place, steps[place]),
         )
         for place, nodes in enumerate(groups)
     ]
+
+
+class _Life:
+    """Signs of life of a test: what it prints, and the records that it writes."""
+
+    def __init__(self, output: Path) -> None:
+        self._paths = (output, output.with_suffix("") / "run.json", output.with_suffix("") / "records.jsonl")
+        self._seen: tuple[int, ...] = ()
+        self._last_s = 0.0
+
+    def last_s(self, now_s: float) -> float:
+        """Return when the last sign was seen; a new one is seen now."""
+        sizes = tuple(path.stat().st_size if path.exists() else 0 for path in self._paths)
+        if sizes != self._seen:
+            self._seen, self._last_s = sizes, now_s
+        return self._last_s
 
 
 def _end(step: "subprocess.Popen[bytes]", job_id: int, number: int) -> None:
@@ -191,8 +215,9 @@ def _output(job: Job, number: int) -> Path:
     return Path(job.output) / "bisect" / f"{number:03d}.out"
 
 
-def _why(job: Job, number: int, code: int) -> str | None:
+def _why(job: Job, number: int, step: "subprocess.Popen[bytes]") -> str | None:
     """Return what a step that failed says: its first error, else its last line."""
+    code = step.returncode
     if code == 0:
         return None
     lines = [line.strip() for line in _output(job, number).read_text(encoding="utf-8", errors="replace").splitlines()]

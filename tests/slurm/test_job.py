@@ -219,7 +219,7 @@ def test_a_broken_template_is_refused(text, tmp_path):
         render(CPU, tmp_path / "missing")
 
 
-@pytest.mark.parametrize(("code", "is_searched"), [(0, False), (1, True), (2, False), (3, False), (137, True)])
+@pytest.mark.parametrize(("code", "is_searched"), [(0, False), (1, True), (2, False), (3, True), (143, True)])
 def test_a_search_follows_a_run_that_failed_and_the_job_ends_as_the_run_did(code, is_searched, tmp_path):
     for name, text in {"srun": f"exit {code}", "search": 'printf "%s " "$@"; exit 9'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
