@@ -1,85 +1,52 @@
 """Conduct a run: plan it, bring the ranks together (threads, local processes, or a launcher's), watch it to its end."""
 
-import math
-import os
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from crosstraffic.bench.guarded import Launched
 from crosstraffic.bench.launch import launch_local
-from crosstraffic.bench.open import AUTO, SIMULATED, open_transport, resolve_transport
-from crosstraffic.bench.plan import Point, make_plan
+from crosstraffic.bench.launched import conduct_launched
+from crosstraffic.bench.open import AUTO, SIMULATED, resolve_transport
 from crosstraffic.bench.progress import Progress
-from crosstraffic.bench.ranks import RankIdentity, identify
-from crosstraffic.bench.resolve import Scenario, resolve
-from crosstraffic.bench.scenario import ScenarioFile, default_scenario, read_scenario
-from crosstraffic.bench.session import Session, begin, end_early, run_rank, scenario_file, take_up
-from crosstraffic.bench.simulated_truth import SimulatedTruth, truth_from_dict
-from crosstraffic.bench.suites import check_suite, suite_file
+from crosstraffic.bench.request import Finished, Request, earlier_run, new_folder, plan_scenario, simulated_truth
+from crosstraffic.bench.session import Session, begin, end_early, run_rank, take_up
 from crosstraffic.bench.watchdog import watch
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused, RunFailed, UsageError
 from crosstraffic.results.record import Place
-from crosstraffic.results.run_info import RunInfo
-from crosstraffic.results.store import read_run_info
 
-DEFAULT_RANKS = 4
-STAND_STILL_S = 25.0
+STAND_STILL_S = 20.0
 BUSY_SHARE, BUSY_LOOK_S = 0.25, 0.3  # of the processors' time, over so long a look
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a user asked ``crosstraffic run`` for."""
-
-    scenario: str | None = None
-    suite: str | None = None
-    ranks: int | None = None
-    transport: str = "auto"
-    output: Path | None = None
-    resume: bool = False
-    budget_s: float | None = None
-    seed: int | None = None
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A run that has ended: its folder, and what went wrong, if anything did."""
-
-    folder: Path
-    error: CrosstrafficError | None
-
-
-def conduct(request: Request) -> Finished | None:
+def conduct(request: Request, launched: Launched | None = None) -> Finished | None:
     """Run what was asked to its end; None on the ranks of a launcher that are not rank 0.
+
+    ``launched`` ties this process, a rank of a launcher, to its guard; without it ranks are started here.
 
     Raises:
         UsageError: what was asked cannot be.
         EnvironmentRefused: this machine or launch cannot measure it.
     """
-    before = _before(request)
+    before = earlier_run(request)
     asked = before.transport.name if before is not None and request.transport == AUTO else request.transport
     transport_name = resolve_transport(asked)
-    identity = None if transport_name == SIMULATED else _identity()
-    scenario, plan = plan_scenario(request, identity, before)
+    if launched is not None:
+        return conduct_launched(request, launched, transport_name, before)
+    scenario, plan = plan_scenario(request, None, before)
     if transport_name == SIMULATED:
         simulated_truth(scenario.file)
-    folder = request.output or Path("runs") / f"{scenario.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if identity is not None:
-        return _in_launched_rank(request, scenario, plan, transport_name, identity, folder)
+    folder = new_folder(request, scenario)
     begin(
         scenario,
         plan,
         transport_name=transport_name,
         folder=folder,
-        command=_command(),
+        command=request.command,
         resume=request.resume,
         notes=[] if transport_name == SIMULATED else _busy(),
     )
@@ -87,98 +54,6 @@ def conduct(request: Request) -> Finished | None:
     if transport_name == SIMULATED:
         return _in_threads(session)
     return _in_local_ranks(session, scenario.num_ranks)
-
-
-def _before(request: Request) -> RunInfo | None:
-    """Return the run that is to be finished: what the command line leaves open is as it was there."""
-    if not request.resume:
-        return None
-    if request.output is None:
-        raise UsageError("--resume needs --output, the folder of the run to finish")
-    return read_run_info(request.output)
-
-
-def plan_scenario(
-    request: Request, identity: RankIdentity | None, before: RunInfo | None = None
-) -> tuple[Scenario, tuple[Point, ...]]:
-    """Read, resolve and plan the scenario, with what the command line changes in it; ``before``: a run to resume.
-
-    Raises:
-        UsageError: a value, a name or a combination is wrong.
-    """
-    if request.suite is not None:
-        check_suite(request.suite)
-    if request.budget_s is not None and not 0 < request.budget_s < math.inf:
-        raise UsageError(f"--budget must be more than 0 seconds, and finite: {request.budget_s:g}")
-    if identity is not None and request.ranks is not None and request.ranks != identity.world_size:
-        raise UsageError(f"--ranks {request.ranks}: {identity.launcher} has started {identity.world_size} ranks")
-    world = identity.world_size if identity is not None else request.ranks
-    if world is None and before is not None:
-        world = before.world_size
-    if request.suite is not None:
-        file = _suite(request, world, identity, before)
-    elif request.scenario is not None:
-        file = read_scenario(request.scenario)
-    elif before is not None:
-        file = scenario_file(before)
-    else:
-        file = default_scenario(world or DEFAULT_RANKS)
-        if file.name == "collectives":
-            print(f"no shipped model layout has {world} ranks: measuring plain collectives", file=sys.stderr)
-    num_ranks = world or file.ranks or DEFAULT_RANKS
-    try:
-        scenario = resolve(_changed(file, request), num_ranks)
-        return scenario, make_plan(scenario)
-    except ValueError as error:
-        raise UsageError(f"scenario {file.name} on {num_ranks} ranks: {error}") from error
-
-
-def _suite(request: Request, world: int | None, identity: RankIdentity | None, before: RunInfo | None) -> ScenarioFile:
-    if before is not None:
-        file = scenario_file(before)
-        if file.name != request.suite:
-            raise UsageError(
-                f"cannot resume {request.output}: it is a run of {file.name}, not of suite {request.suite}"
-            )
-        return file
-    if identity is not None:
-        raise UsageError(f"--suite {request.suite}: {identity.launcher} has not said yet on which node each rank is")
-    base = None if request.scenario is None else read_scenario(request.scenario)
-    num_ranks = world or (None if base is None else base.ranks) or DEFAULT_RANKS
-    return suite_file(request.suite or "", num_ranks, base, simulated=request.transport == SIMULATED)
-
-
-def simulated_truth(file: ScenarioFile) -> SimulatedTruth:
-    """Read the scenario's simulated world.
-
-    Raises:
-        UsageError: it has none, or a value is wrong.
-    """
-    if file.simulated is None:
-        raise UsageError(f"scenario {file.name} has no [simulated] table: transport simulated needs its known truth")
-    try:
-        return truth_from_dict(file.simulated)
-    except ValueError as error:
-        raise UsageError(f"scenario {file.name}, [simulated]: {error}") from error
-
-
-def _changed(file: ScenarioFile, request: Request) -> ScenarioFile:
-    measure = {
-        name: value for name, value in (("budget_s", request.budget_s), ("seed", request.seed)) if value is not None
-    }
-    changes: dict[str, object] = {"measure": file.measure.model_copy(update=measure)}
-    if request.model is not None:
-        if file.model is None:
-            raise UsageError(f"scenario {file.name} has no model that --model {request.model} could replace")
-        changes["model"] = request.model
-    return file.model_copy(update=changes)
-
-
-def _identity() -> RankIdentity | None:
-    try:
-        return identify(os.environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _busy() -> list[str]:
@@ -204,10 +79,6 @@ def _processor_times() -> tuple[int, int] | None:
         return None
     ticks = [int(field) for field in first[1:9]]
     return ticks[3] + ticks[4], sum(ticks)
-
-
-def _command() -> list[str]:
-    return ["crosstraffic", *sys.argv[1:]]
 
 
 def _unseen(done: int, total: int, seconds_left: float) -> None:
@@ -309,60 +180,3 @@ def _ended_at_once(session: Session) -> Finished:
     why = "interrupted twice, so that the ranks were ended at once"
     end_early(session.folder, "interrupted", why)
     return Finished(folder=session.folder, error=RunFailed(why))
-
-
-def _in_launched_rank(
-    request: Request,
-    scenario: Scenario,
-    plan: Sequence[Point],
-    transport_name: str,
-    identity: RankIdentity,
-    folder: Path,
-) -> Finished | None:
-    transport = open_transport(transport_name, identity)
-    failure, todo = b"", b""
-    if transport.rank == 0:
-        try:
-            begin(
-                scenario, plan, transport_name=transport_name, folder=folder, command=_command(), resume=request.resume
-            )
-            todo = ",".join(point.key for point in take_up(folder).plan).encode()
-        except CrosstrafficError as error:
-            failure = str(error).encode()
-    failure = transport.broadcast(failure if transport.rank == 0 else None)
-    if failure:
-        raise UsageError(failure.decode())
-    wanted = set(transport.broadcast(todo if transport.rank == 0 else None).decode().split(","))
-    session = Session(
-        scenario=scenario,
-        plan=tuple(point for point in plan if point.key in wanted),
-        transport_name=transport_name,
-        folder=folder,
-    )
-    try:
-        with _stop_on_interrupt() as stop:
-            if transport.rank == 0:
-                with Progress(session.plan) as progress:
-                    run_rank(session, transport, RankHeart(progress.show, stop))
-            else:
-                run_rank(session, transport, RankHeart(_unseen, stop))
-    except EnvironmentRefused:  # all ranks have agreed on it
-        raise
-    except BaseException as error:
-        _leave_at_once(identity, folder, error)
-    transport.close()
-    return Finished(folder=folder, error=None) if identity.rank == 0 else None
-
-
-def _leave_at_once(identity: RankIdentity, folder: Path, error: BaseException) -> NoReturn:
-    """End this rank, loudly: the others wait in a call that will not end, and so would this one on its way out.
-
-    The launcher sees a rank that ends without taking leave, and ends the others.
-    """
-    print(f"error: rank {identity.rank}: {error!r}", file=sys.stderr)
-    if not isinstance(error, CrosstrafficError | KeyboardInterrupt):
-        traceback.print_exception(error)
-    if identity.rank == 0:
-        end_early(folder, "failed", f"rank 0: {error!r}")
-    sys.stderr.flush()
-    os._exit(error.exit_code if isinstance(error, CrosstrafficError) else 1)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from crosstraffic.bench.heartbeat import Beat, State
@@ -70,6 +70,10 @@ class Outcome:
     why: str | None = None  # a failure of no rank in particular
     code: int | None = None  # the exit code of that failure, where it is known
     interrupted: bool = False
+
+    def with_lines(self, last_lines: Sequence[str]) -> "Outcome":
+        """Return the same with what a rank printed last."""
+        return replace(self, last_lines=tuple(last_lines))
 
     @property
     def failure(self) -> str | None:
@@ -173,7 +177,7 @@ def located(
 def standing_still(
     beats: Mapping[int, Beat],
     states: Mapping[int, str],
-    num_ranks: int,
+    ranks: Sequence[int],
     stream_names: Sequence[str],
     hosts: Mapping[int, str] | None = None,
 ) -> tuple[RankFailure, ...]:
@@ -183,7 +187,7 @@ def standing_still(
     newest point and its stream those that are calls behind; else the ranks whose beat is oldest in that call.
     """
     hosts = hosts or {}
-    silent = [rank for rank in range(num_ranks) if rank not in beats]
+    silent = [rank for rank in ranks if rank not in beats]
     if silent:
         return tuple(RankFailure(rank=rank, what="never_started", host=hosts.get(rank)) for rank in silent)
     now = time.monotonic()

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -75,6 +76,7 @@ class Heart:
         first = (MAGIC, os.getpid(), ticks, State.STARTING, _NONE, _NONE, _NONE, time.monotonic(), 0, 0, math.nan)
         memory[: _LAYOUT.size] = _LAYOUT.pack(*first, int(stop or earlier))
         self._map = memory
+        self.on_progress: Callable[[int, int, float], None] | None = None  # told too, where a person looks
 
     @classmethod
     def in_folder(cls, run_dir: Path, rank: int) -> Self:
@@ -98,6 +100,8 @@ class Heart:
         """Say how far the run has come, and that it is measuring."""
         left = math.nan if seconds_left is None else seconds_left
         _pack_progress(self._map, _PROGRESS_OFFSET, done, total, left)
+        if self.on_progress is not None:
+            self.on_progress(done, total, left)
         self.state(State.MEASURING)
 
     def state(self, state: State) -> None:

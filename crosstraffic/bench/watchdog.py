@@ -175,7 +175,7 @@ def stand_still(local: LocalRanks, beats: Mapping[int, Beat], stream_names: Sequ
     waiting = [beat for beat in beats.values() if beat.state in (State.STARTING, State.MEASURING)]
     processes = {beat.rank: running(beat.pid, beat.start_ticks) for beat in waiting}
     states = {rank: process.state for rank, process in processes.items() if process is not None}
-    return standing_still(beats, states, local.num_ranks, stream_names)
+    return standing_still(beats, states, range(local.num_ranks), stream_names)
 
 
 def ask_where(beats: Mapping[int, Beat]) -> None:

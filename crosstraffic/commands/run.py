@@ -1,9 +1,14 @@
 """``crosstraffic run``: measure a scenario, then fit, validate and report what was found."""
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from crosstraffic.bench.guarded import Launched
 
 
 def run(
@@ -27,7 +32,11 @@ def run(
 
     Starts its own ranks on this machine; under mpiexec, srun or torchrun it uses the ranks that are there.
     """
-    from crosstraffic.bench.conduct import Request, conduct
+    launched = _launched(transport)
+    if isinstance(launched, int):
+        raise typer.Exit(launched)
+    from crosstraffic.bench.conduct import conduct
+    from crosstraffic.bench.request import Request
 
     request = Request(
         scenario=scenario,
@@ -39,10 +48,26 @@ def run(
         budget_s=budget,
         seed=seed,
         model=model,
+        command=("crosstraffic", *sys.argv[1:]),
     )
-    finished = conduct(request)
+    finished = conduct(request, launched)
     if finished is None:
         return
     from crosstraffic.commands.finish import finish
 
     raise typer.Exit(finish(finished, report=report, as_json=as_json))
+
+
+def _launched(transport: str) -> "Launched | int | None":
+    """Fork a guard off where a launcher started this process: its exit code, or in the rank what ties it to it."""
+    from crosstraffic.bench.guarded import fork_rank
+    from crosstraffic.bench.ranks import identify
+    from crosstraffic.errors import UsageError
+
+    if transport == "simulated":  # has no ranks
+        return None
+    try:
+        identity = identify(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return None if identity is None else fork_rank(os.environ, identity)

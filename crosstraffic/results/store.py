@@ -1,5 +1,7 @@
 """The run folder: run.json, records.jsonl (append-only), samples/ (raw). Writing on one rank, reading anywhere."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -14,7 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 from pydantic import ValidationError
 
-from crosstraffic.errors import UsageError
+from crosstraffic.errors import EnvironmentRefused, UsageError
 from crosstraffic.patterns.step import Step, step_from_dict
 from crosstraffic.patterns.stream import Stream, stream_from_dict
 from crosstraffic.results.record import Place, Record
@@ -47,15 +49,46 @@ def is_empty(folder: Path) -> bool:
     return all(any(map(path.match, OF_A_JOB)) for path in folder.iterdir())
 
 
+def _lock(descriptor: int) -> bool:
+    """Lock a file for one writer, until it is closed or its process ends; False where the file system has no locks.
+
+    Raises:
+        OSError: somebody else holds it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return False
+        raise
+    return True
+
+
+def _writer(folder: Path) -> str:
+    try:
+        first = next(place for place in read_run_info(folder).placement if place.rank == 0)
+    except (UsageError, StopIteration):
+        return ""
+    return f": its rank 0 is process {first.pid} on {first.host}"
+
+
 class RunFolder:
-    """A run folder open for writing; use it as a context manager. One writer: rank 0."""
+    """A run folder open for writing; use it as a context manager. One writer: rank 0.
+
+    ``is_locked`` tells whether a second writer is kept out; a file system without locks cannot.
+    """
 
     def __init__(self, path: Path, run_id: str) -> None:
         self.path = path
         self.run_id = run_id
         records = path / "records.jsonl"
-        torn = records.exists() and records.stat().st_size > 0 and records.read_bytes()[-1:] != b"\n"
         self._records = records.open("ab", buffering=0)
+        try:
+            self.is_locked = _lock(self._records.fileno())
+        except OSError:
+            self._records.close()
+            raise EnvironmentRefused(f"run folder {path} is being written by another run{_writer(path)}") from None
+        torn = records.stat().st_size > 0 and records.read_bytes()[-1:] != b"\n"
         if torn:  # the line of a run that was killed stays a line of its own
             self._records.write(b"\n")
 
@@ -65,6 +98,7 @@ class RunFolder:
 
         Raises:
             UsageError: the path is a file, holds other things, or belongs to another run.
+            EnvironmentRefused: another run writes into it.
         """
         folder = Path(path)
         if folder.exists() and not folder.is_dir():

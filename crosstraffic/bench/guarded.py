@@ -1,0 +1,125 @@
+"""One rank of a launcher (srun, torchrun, mpiexec) and its guard: the process that the launcher started forks.
+
+The child measures. The parent, its guard, loads nothing heavy, sees how the child ends and what it says in shared
+memory, and tells the guard of rank 0, which judges (``supervisor``). So a rank that is killed, stopped or cut off is
+named with its node and the call it was in, and the others end in bounded time, whatever the transport does. Where
+guards cannot meet (mpiexec gives no address), each judges its own rank alone.
+"""
+
+import faulthandler
+import json
+import os
+import platform
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosstraffic import __version__
+from crosstraffic.bench.child import Child
+from crosstraffic.bench.control import meeting
+from crosstraffic.bench.follower import Follower
+from crosstraffic.bench.heartbeat import Heart, State, shared_memory
+from crosstraffic.bench.leader import Leader
+from crosstraffic.bench.processes import die_with_parent
+from crosstraffic.bench.ranks import RankIdentity
+
+BEAT_S = 0.5
+RANKS_PER_S = 1000.0  # of which the guard of rank 0 hears a beat: larger worlds beat more slowly
+TICK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What a rank holds of its guard: the heart that it reads, and where rank 0 says its folder."""
+
+    heart: Heart
+    folder_fd: int
+
+    def tell_folder(self, folder: Path) -> None:
+        """Say where run.json is, so that the guard can write there how the run ended."""
+        os.write(self.folder_fd, json.dumps(str(folder.resolve())).encode())
+
+    def finished(self) -> None:
+        """Say that all is measured and kept: what comes after is no business of the other ranks."""
+        self.heart.state(State.FINISHED)
+
+    def failed(self) -> None:
+        """Say that the log tells why this rank ends."""
+        self.heart.state(State.FAILED)
+
+
+def fork_rank(environment: Mapping[str, str], identity: RankIdentity) -> Launched | int:
+    """Fork. In the child return what ties it to its guard; in the guard watch to the end and return the exit code.
+
+    Raises:
+        EnvironmentRefused: in the guard: another process of this launch is rank 0 already; no port is free.
+    """
+    memory = shared_memory()
+    folder_out, folder_in = os.pipe()
+    log = tempfile.TemporaryFile() if identity.rank else None  # noqa: SIM115 (it lives as long as the guard)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        os.close(folder_out)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the guard decides what they mean
+        if log is not None:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        faulthandler.register(signal.SIGUSR1)
+        return Launched(heart=Heart(memory), folder_fd=folder_in)
+    os.close(folder_in)
+    child = Child(identity.rank, pid, memory, log)
+    try:
+        return _guard(environment, identity, child, folder_out)
+    finally:
+        child.kill()
+
+
+def _guard(environment: Mapping[str, str], identity: RankIdentity, child: Child, folder_fd: int) -> int:
+    asked: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: asked.append(signal.Signals(number).name))
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # MPICH's launcher sends it to ranks that are still leaving
+    place = meeting(environment, identity)
+    hello = {
+        "key": "" if place is None else place.key,
+        "rank": identity.rank,
+        "world_size": identity.world_size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "facts": {"crosstraffic": __version__, "Python": platform.python_version()},
+    }
+    selector = selectors.DefaultSelector()
+    selector.register(child, selectors.EVENT_READ, child.reap)
+    role: Leader | Follower
+    if place is None or identity.rank == 0:
+        role = Leader(hello, place, child, selector, folder_fd)
+    else:
+        role = Follower(hello, place, child, selector)
+    every_s, said_s = max(BEAT_S, identity.world_size / RANKS_PER_S), 0.0
+    while role.code is None:
+        for key, _ in selector.select(TICK_S):
+            key.data()
+            if key.fileobj is child:
+                selector.unregister(child)
+                said_s = 0.0
+        now = time.monotonic()
+        if asked:
+            role.asked_to_stop(asked[0])
+            asked.clear()
+        if role.is_ready and now - said_s >= every_s:
+            said_s = now
+            for message in child.news():
+                role.say(message)
+        role.tick(now)
+    role.close()
+    return role.code
