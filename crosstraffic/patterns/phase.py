@@ -20,6 +20,7 @@ from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.pipeline import pipeline_streams, receive_calls, sample_calls
 from crosstraffic.patterns.pipeline_control import pipeline_control
+from crosstraffic.patterns.schedule import schedule_note
 from crosstraffic.patterns.sequence import sequence_note, sequence_streams
 from crosstraffic.patterns.setting import BOUNDARY, Calls, Order, Setting, layer_calls, make_setting
 from crosstraffic.patterns.step import Block, Step, Task
@@ -123,12 +124,13 @@ def control_streams(shape: ModelShape, layout: Layout, workload: Workload, frame
 
 
 def notes(shape: ModelShape, layout: Layout, workload: Workload, framework: str) -> Mapping[str, str]:
-    """Say what became of what was asked for, where the streams alone do not tell: half batches, vLLM's threshold."""
+    """Say what the streams alone do not tell: half batches or why not, vLLM's threshold, the bubble of a pipeline."""
     setting = make_setting(shape, layout, workload, framework)
     found = {
         "two_batch": split(setting)[1],
         "sequence_parallel": sequence_note(setting),
         "context_style": style_note(setting),
+        "pipeline": schedule_note(setting),
     }
     return {name: text for name, text in found.items() if text is not None}
 

@@ -2,6 +2,9 @@
 
 from fractions import Fraction
 
+from crosstraffic.patterns.pipeline_control import model_runner
+from crosstraffic.patterns.setting import Setting
+
 
 def _check(**counts: int) -> None:
     for name, value in counts.items():
@@ -117,3 +120,22 @@ def num_messages(num_stages: int, num_micro_batches: int, virtual_stages: int = 
     """
     _check(num_stages=num_stages, num_micro_batches=num_micro_batches, virtual_stages=virtual_stages)
     return num_micro_batches * (num_stages * virtual_stages - 1)
+
+
+def schedule_note(setting: Setting) -> str | None:
+    """Say how much of a pipeline stands still in the step; None without a pipeline."""
+    num_stages, batches = setting.layout.pp, setting.workload.num_micro_batches
+    if num_stages == 1:
+        return None
+    if setting.workload.phase == "prefill":
+        idle = bubble(num_stages, batches, setting.workload.virtual_stages)
+        what = f"{batches} micro-batch{'es' if batches > 1 else ''} in {num_stages} stages"
+        return (
+            f"{what}: a stage is idle {idle} of the time ({float(idle):.0%}) if stages take equally long (the bubble)"
+        )
+    busy = decode_utilisation(num_stages, batches)
+    most = batches_in_flight(setting.framework, num_stages, model_runner=model_runner(setting))
+    return (
+        f"{batches} batch{'es' if batches > 1 else ''} in flight in {num_stages} stages: a stage is busy {busy} of the "
+        f"time ({float(busy):.0%}) if stages take equally long; {setting.framework} has up to {most} in flight"
+    )

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosstraffic.patterns.layout import Layout
+from crosstraffic.patterns.model import load_model
+from crosstraffic.patterns.phase import notes
 from crosstraffic.patterns.schedule import batches_in_flight, bubble, decode_utilisation, num_messages, token_time_s
+from crosstraffic.patterns.workload import Workload
 
 COUNTS = st.integers(1, 40)
 
@@ -89,3 +93,32 @@ def test_batches_in_flight(framework, num_stages, options, expected):
 def test_bad_counts(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("layout", "framework", "fields", "note"),
+    [
+        pytest.param(Layout(tp=2), "vllm", {"phase": "decode"}, None, id="no pipeline"),
+        pytest.param(
+            Layout(pp=4),
+            "megatron",
+            {"phase": "prefill", "num_micro_batches": 8, "virtual_stages": 2},
+            "8 micro-batches in 4 stages: a stage is idle 3/19 of the time (16%)",
+            id="bubble",
+        ),
+        pytest.param(
+            Layout(pp=4),
+            "vllm",
+            {"phase": "decode", "num_micro_batches": 2, "model_runner": "v2"},
+            "2 batches in flight in 4 stages: a stage is busy 1/2 of the time (50%) if stages take equally long; "
+            "vllm has up to 5 in flight",
+            id="decode",
+        ),
+        pytest.param(
+            Layout(pp=2), "sglang", {"phase": "decode"}, "1 batch in flight in 2 stages: a stage is busy 1/2", id="one"
+        ),
+    ],
+)
+def test_a_step_tells_how_busy_its_stages_are(layout, framework, fields, note):
+    found = notes(load_model("Llama-3.1-8B"), layout, Workload(**fields), framework).get("pipeline")
+    assert found is None if note is None else found.startswith(note)
