@@ -1,15 +1,8 @@
 """``crosstraffic traffic``: what a model in a layout puts on the wire in one step."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from crosstraffic.patterns.handoff import Handoff
-    from crosstraffic.patterns.layout import Layout
-    from crosstraffic.patterns.model import ModelShape
-    from crosstraffic.patterns.workload import Workload
-
 
 WORK, DATA, ENGINE, HANDOFF = "Work", "Data and placement", "Choices of the engine", "Handoff"
 
@@ -177,6 +170,23 @@ def traffic(
     chunk_tokens: Annotated[
         int, typer.Option("--chunk-tokens", help="Tokens of a prefill chunk.", rich_help_panel=HANDOFF)
     ] = 8192,
+    encoder_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--encoder-tokens",
+            help="Embeddings of images or audio in each request, sent by encoders of their own.",
+            rich_help_panel=HANDOFF,
+        ),
+    ] = None,
+    encoders: Annotated[int, typer.Option("--encoders", help="Encoders that send.", rich_help_panel=HANDOFF)] = 1,
+    encoder_through_first: Annotated[
+        bool,
+        typer.Option(
+            "--encoder-through-first",
+            help="SGLang: to the first rank of a replica, which broadcasts.",
+            rich_help_panel=HANDOFF,
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the streams of one step: operation, groups, bytes, calls, formula and source."""
@@ -187,15 +197,19 @@ def traffic(
     from crosstraffic.commands.traffic_data import (
         algorithms,
         degrees,
+        encoder_data,
         handoff_data,
+        replica_data,
         routing_data,
         traffic_data,
     )
+    from crosstraffic.commands.traffic_handoff import Encoders, check_phase, plan_handoff
     from crosstraffic.commands.traffic_table import print_traffic
     from crosstraffic.patterns.layout import check_framework, parse_layout
     from crosstraffic.patterns.model import load_model
     from crosstraffic.patterns.phase import control_streams, left_out, notes, phase_streams
     from crosstraffic.patterns.routing import routing_fields
+    from crosstraffic.patterns.setting import make_setting
     from crosstraffic.patterns.workload import Workload
 
     with planning("model"):
@@ -238,17 +252,32 @@ def traffic(
         )
         if framework is not None:
             check_framework(framework)
-        if decode_layout is not None and phase != "handoff":
-            raise ValueError(f"--decode-layout belongs to --phase handoff, the phase is {phase}")
+        check_phase(
+            phase,
+            {
+                "--decode-layout": (decode_layout, None),
+                "--prefill-instances": (prefill_instances, 1),
+                "--decode-instances": (decode_instances, 1),
+                "--block-tokens": (block_tokens, 16),
+                "--chunk-tokens": (chunk_tokens, 8192),
+                "--encoder-tokens": (encoder_tokens, None),
+                "--encoders": (encoders, 1),
+                "--encoder-through-first": (encoder_through_first, False),
+            },
+        )
         if gpu is not None and phase == "handoff":
             raise ValueError(f"--gpu says how a step all-reduces, a handoff does not: {gpu!r}")
         own = parse_layout(layout)
         if phase == "handoff":
             other = own if decode_layout is None else parse_layout(decode_layout)
             instances = prefill_instances, decode_instances
-            chosen, moved = plan_with(framework, lambda name: _handoff(shape, (own, other), instances, workload, name))
-            data = traffic_data(shape, own, phase, chosen, moved.streams, ranks_per_node)
-            data |= {"decode_layout": degrees(other), **handoff_data(moved)}
+            asked = Encoders(number=encoders, tokens=encoder_tokens, through_first=encoder_through_first)
+            chosen, planned = plan_with(
+                framework, lambda name: plan_handoff(shape, (own, other), instances, workload, asked, name)
+            )
+            moved = planned.handoff
+            data = traffic_data(shape, own, phase, chosen, (*planned.embeddings, *moved.streams), ranks_per_node)
+            data |= {"decode_layout": degrees(other), **handoff_data(moved), **encoder_data(shape, planned, asked)}
         else:
             chosen, streams = plan_with(framework, lambda name: phase_streams(shape, own, workload, name))
             control = control_streams(shape, own, workload, chosen)
@@ -258,6 +287,7 @@ def traffic(
             if gpu is not None:
                 data["algorithms"] = algorithms(streams, chosen, gpu, ranks_per_node)
             data["routing"] = routing_data(streams)
+            data |= replica_data(make_setting(shape, own, workload, chosen))
     if as_json:
         print(json.dumps(data))
     else:
@@ -275,28 +305,3 @@ def _whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
         except ValueError as error:  # Python reads no more than 4300 digits
             raise ValueError(f"{option} takes whole numbers, as 64,3,0: {part.strip()!r}") from error
     return tuple(numbers)
-
-
-def _handoff(
-    shape: "ModelShape",
-    layouts: "tuple[Layout, Layout]",
-    instances: tuple[int, int],
-    workload: "Workload",
-    framework: str,
-) -> "Handoff":
-    from crosstraffic.patterns.handoff import handoff
-    from crosstraffic.patterns.layout import world_size
-
-    prefill, decode = (
-        max(0, number) * world_size(layout, framework) for number, layout in zip(instances, layouts, strict=True)
-    )
-    return handoff(
-        shape,
-        *layouts,
-        workload,
-        prefill_ranks=range(prefill),
-        decode_ranks=range(prefill, prefill + decode),
-        framework=framework,
-        prefill_instances=instances[0],
-        decode_instances=instances[1],
-    )

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from crosstraffic.commands.traffic_handoff import Encoders, Planned
 from crosstraffic.patterns.all_reduce import all_reduce_algorithm
 from crosstraffic.patterns.all_reduce_call import architecture
+from crosstraffic.patterns.data import BACKGROUND, occasional
 from crosstraffic.patterns.handoff import Handoff
 from crosstraffic.patterns.layout import Layout
 from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.routing import Routed, imbalance
+from crosstraffic.patterns.setting import Setting
 from crosstraffic.patterns.stream import Stream
 from crosstraffic.patterns.wire import wire_bytes_per_rank
 
@@ -103,6 +106,29 @@ def handoff_data(moved: Handoff) -> dict[str, Any]:
             "posting_s": found.posting_s,
             "source": found.source,
         },
+    }
+
+
+def encoder_data(shape: ModelShape, planned: Planned, asked: Encoders) -> dict[str, Any]:
+    """Return what encoders add to a handoff: who sends how many embeddings; or why none do, of a model that has any."""
+    if asked.tokens is None:
+        why = {"epd": "no image and no audio in the requests: --encoder-tokens says how many embeddings they have"}
+        return {"left_out": why} if shape.has_encoder else {}
+    return {
+        "encoder": {
+            "ranks": planned.encoder_ranks,
+            "tokens_per_request": asked.tokens,
+            "num_deepstack": shape.num_deepstack,
+        }
+    }
+
+
+def replica_data(setting: Setting) -> dict[str, Any]:
+    """Return what replicas tell each other in some steps only, and what crosses the network beside the steps."""
+    is_alone = setting.layout.dp * setting.layout.replicas == 1
+    return {
+        "occasional": [asdict(message) for message in occasional(setting)],
+        "background": [] if is_alone else [asdict(entry) for entry in BACKGROUND],
     }
 
 

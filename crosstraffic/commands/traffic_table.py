@@ -20,10 +20,20 @@ def print_traffic(data: Mapping[str, Any], layout: str) -> None:
     if roles["control"]:
         console.print("\ncontrol messages", style="bold")
         console.print(_streams(roles["control"]))
+    for message in data.get("occasional", ()):
+        console.print("\nnot in every step", style="bold")
+        console.print(
+            f"{message['name']}: {message['op']} of {format_bytes(message['num_bytes'])} a rank on the "
+            f"{message['group']} groups, once in {message['every_steps']} steps"
+        )
+    if data.get("background"):
+        console.print("\nbeside the steps, which do not wait for it", style="bold")
+        for entry in data["background"]:
+            console.print(f"{entry['what']}: {entry['when']} ({entry['carrier']})")
     console.print()
-    for stream in data["streams"]:
-        console.print(f"{stream['name']}: {stream['formula']}", soft_wrap=False)
-        console.print(f"    {stream['source']}", style="dim")
+    for entry in (*data["streams"], *data.get("occasional", ())):
+        console.print(f"{entry['name']}: {entry['formula']}", soft_wrap=False)
+        console.print(f"    {entry['source']}", style="dim")
     if data.get("routing"):
         load, routing = data["routing"]["rank_load"], data["routing"]
         console.print(
@@ -41,6 +51,13 @@ def print_traffic(data: Mapping[str, Any], layout: str) -> None:
             console.print(f"  {name}: {reason}")
     if "matrix_bytes" in data:
         _print_matrix(console, data)
+    if "encoder" in data:
+        found = data["encoder"]
+        console.print(
+            f"\nencoders: {len(found['ranks'])}, ranks {found['ranks'][0]} to {found['ranks'][-1]}; "
+            f"{found['tokens_per_request']} embeddings a request"
+            + (f", and as many for each of {found['num_deepstack']} inner layers" if found["num_deepstack"] else "")
+        )
 
 
 def _streams(streams: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,6 +1,7 @@
 """A Hugging Face config.json read into a ModelShape: nested parts, the names of each family, values checked."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from crosstraffic.patterns.config_keys import KEYS, Config, names_of, needed, per_layer, size, switch, whole
 from crosstraffic.patterns.layer_kinds import attention_layers, compress_ratios, indexer_layers, moe_layers
@@ -9,6 +10,7 @@ from crosstraffic.patterns.weight_format import stored_formats
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 OUTER = ("architectures", "model_type", "torch_dtype", "dtype", "tie_word_embeddings", "quantization_config")
+ENCODERS = ("vision_config", "audio_config", "visual", "vit_config", "vision_tower", "mm_vision_tower", "sound_config")
 MLA_KEYS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 COMPRESSED_KEYS = ("head_dim", "qk_rope_head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window")
 LINEAR_KEYS = (
@@ -59,6 +61,27 @@ def _language_part(config: Config) -> Config:
                 if size(found, "num_layers") is not None:
                     return found
     return config
+
+
+def _encoder(config: Config) -> tuple[bool, int]:
+    """Tell whether something turns images or audio into embeddings, and how many inner layers get some (deepstack).
+
+    A configuration with a part for the language model has other parts, even where a copy left them out.
+
+    Raises:
+        ValueError: deepstack_visual_indexes is no list.
+
+    Source: Qwen3-VL's config.json (vision_config.deepstack_visual_indexes).
+    """
+    levels = [config]
+    for level in levels:
+        levels += [part for name in NESTED if isinstance(part := level.get(name), Mapping) and part]
+    parts = [part for level in levels for name in ENCODERS if (part := level.get(name))]
+    layers = [part.get("deepstack_visual_indexes") or [] for part in parts if isinstance(part, Mapping)]
+    for named in layers:
+        if not isinstance(named, list):
+            raise ValueError(f"deepstack_visual_indexes must be a list of layers: {named!r:.60}")
+    return len(levels) > 1 or bool(parts), max(map(len, layers), default=0)
 
 
 def _architecture(config: Config) -> str:
@@ -161,7 +184,9 @@ def model_from_config(config: Config, *, name: str, source: str) -> ModelShape:
             value is wrong, or the layers differ in a way that is not described.
     """
     try:
-        return _shape(_language_part(config), name, source)
+        has_encoder, num_deepstack = _encoder(config)
+        shape = _shape(_language_part(config), name, source)
+        return replace(shape, has_encoder=has_encoder, num_deepstack=num_deepstack)
     except ValueError as error:
         raise ValueError(str(error) if str(error).startswith(f"{name}:") else f"{name}: {error}") from error
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+from crosstraffic.patterns.layout import Layout, world_size
 from crosstraffic.patterns.matrix import Sparse
-from crosstraffic.patterns.model import dtype_bytes, dtype_name
+from crosstraffic.patterns.model import ModelShape, dtype_bytes, dtype_name
+from crosstraffic.patterns.reshard import make_pool
 from crosstraffic.patterns.stream import Stream
+from crosstraffic.patterns.workload import Workload
 
 _SOURCES = {
     "vllm": "vLLM @ 017e9f4448b7 distributed/ec_transfer",
@@ -117,3 +120,48 @@ def encoder_handoff(
         after=("epd.embeddings",),
     )
     return (embeddings, broadcast)
+
+
+def encoder_streams(
+    shape: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    *,
+    num_tokens: int,
+    encoder_ranks: Sequence[int],
+    prefill_ranks: Sequence[int],
+    framework: str,
+    prefill_instances: int = 1,
+    through_first: bool = False,
+) -> tuple[Stream, ...]:
+    """Return what encoders send for the batch of a handoff, ``num_tokens`` embeddings of each request.
+
+    ``prefill_ranks`` are the world ranks of the prefill pool, instance after instance in the order of ``layout``: those
+    of the first pipeline stage of the replica that prefills a request get its embeddings, in ``workload.dtype``.
+
+    Raises:
+        ValueError: see ``encoder_handoff``; a model without an encoder, more embeddings than a request has tokens, or
+            ranks that do not fit the layout.
+    """
+    if not shape.has_encoder:
+        raise ValueError(f"{shape.name} has no encoder: no embeddings are handed over")
+    most = -(-workload.num_tokens // workload.batch)
+    if not 1 <= num_tokens <= most:
+        raise ValueError(f"embeddings of a request must be from 1 to its {most} tokens: {num_tokens}")
+    needed = prefill_instances * world_size(layout, framework)
+    if len(prefill_ranks) != needed:
+        raise ValueError(f"prefill: {layout} takes {needed} ranks, {len(prefill_ranks)} are given")
+    pool = make_pool(shape, layout, framework, prefill_instances)
+    first_stage = pool.ranks[:, pool.stage == 0]
+    return encoder_handoff(
+        encoder_ranks=encoder_ranks,
+        prefill_ranks=[prefill_ranks[rank] for rank in first_stage.ravel().tolist()],
+        ranks_per_replica=first_stage.shape[1],
+        num_tokens=num_tokens,
+        hidden=shape.hidden,
+        num_requests=workload.batch * pool.num_replicas,
+        dtype=workload.dtype or shape.dtype,
+        num_deepstack=shape.num_deepstack,
+        framework=framework,
+        through_first=through_first,
+    )

@@ -110,6 +110,9 @@ class ModelShape:
     ``residual_block_layers`` is given, one more for each started block of so many layers before it (Kimi-K3).
     ``num_mtp_layers`` layers predict further tokens.
 
+    Encoder. ``has_encoder``: images or audio become embeddings before the language model, which the other fields
+    describe; ``num_deepstack`` of its inner layers get embeddings of their own.
+
     Weights. ``weight_dtype`` is the format of a checkpoint's quantised weights, ``expert_dtype`` that of routed experts
     where it differs; None: not quantised, the same. ``gated_mlp`` is three matrices, else two; ``output_gate`` one more
     of attention's width.
@@ -150,6 +153,8 @@ class ModelShape:
     output_gate: bool = False
     weight_dtype: str | None = None
     expert_dtype: str | None = None
+    has_encoder: bool = False
+    num_deepstack: int = 0
 
     def __post_init__(self) -> None:
         for field in ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "vocab"):

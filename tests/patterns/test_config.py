@@ -268,3 +268,32 @@ def test_nothing_is_of_size_zero(key):
 def test_null_is_absent():
     config = DENSE | dict.fromkeys(("head_dim", "num_key_value_heads", "sliding_window", "q_lora_rank", "num_experts"))
     assert read(config) == read(DENSE)
+
+
+VISION = {"deepstack_visual_indexes": [8, 16, 24]}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        pytest.param(DENSE, (False, 0), id="text"),
+        pytest.param({**DENSE, "vision_config": None}, (False, 0), id="null"),
+        pytest.param({**DENSE, "vision_config": {"depth": 32}}, (True, 0), id="beside the language model"),
+        pytest.param({**DENSE, "mm_vision_tower": "a name"}, (True, 0), id="by name"),
+        pytest.param({"text_config": DENSE}, (True, 0), id="a copy of the language part"),
+        pytest.param({"text_config": DENSE, "vision_config": VISION}, (True, 3), id="deepstack"),
+        pytest.param(
+            {"thinker_config": {"text_config": DENSE, "audio_config": {}, "vision_config": VISION}},
+            (True, 3),
+            id="deep",
+        ),
+    ],
+)
+def test_encoders(config, expected):
+    shape = read(config)
+    assert (shape.has_encoder, shape.num_deepstack) == expected
+
+
+def test_deepstack_must_be_a_list():
+    with pytest.raises(ValueError, match="deepstack_visual_indexes must be a list of layers: 3"):
+        read({"text_config": DENSE, "vision_config": {"deepstack_visual_indexes": 3}})

@@ -61,10 +61,58 @@ def test_handoff_json_adds_matrix_and_descriptors():
     assert data["descriptors"]["bytes"][0][0] == 8192
 
 
+def test_what_is_not_in_every_step_is_listed_apart():
+    words = ("traffic", "DeepSeek-V3", "--layout", "dp=4,ep=4")
+    data = json.loads(call(*words, "--json"))
+    (message,) = data["occasional"]
+    assert (message["name"], message["num_bytes"], message["every_steps"]) == ("dp.work_left", 8, 32)
+    assert message["name"] not in {stream["name"] for stream in data["streams"]}
+    assert {entry["what"] for entry in data["background"]} >= {"weights", "metrics"}
+    output = call(*words)
+    assert "dp.work_left: all_reduce of 8 B a rank on the dp groups, once in 32 steps" in output
+    assert "metrics: each scrape (HTTP)" in output
+
+
+def test_one_replica_has_nothing_beside_its_steps():
+    data = json.loads(call("traffic", "DeepSeek-V3", "--layout", "tp=8", "--json"))
+    assert (data["occasional"], data["background"]) == ([], [])
+    assert "beside the steps" not in call("traffic", "DeepSeek-V3", "--layout", "tp=8")
+
+
+def test_notes_tell_the_bubble_of_a_pipeline():
+    words = ("traffic", "Llama-3.1-8B", "--layout", "pp=2", "--phase", "prefill", "--micro-batches", "3")
+    assert "a stage is idle 1/4 of the time" in json.loads(call(*words, "--json"))["notes"]["pipeline"]
+    assert "pipeline: 3 micro-batches in 2 stages" in call(*words)
+
+
+EPD = ("traffic", "Llama-4-Maverick", "--layout", "tp=2,dp=2", "--decode-layout", "tp=2", "--phase", "handoff")
+
+
+def test_encoders_send_before_the_handoff_from_ranks_behind_both_pools():
+    asked = ("--encoder-tokens", "576", "--encoders", "2", "--batch", "3")
+    data = json.loads(call(*EPD, *asked, "--json"))
+    assert [stream["name"] for stream in data["streams"]] == ["epd.embeddings", "pd.kv"]
+    assert data["encoder"] == {"ranks": [6, 7], "tokens_per_request": 576, "num_deepstack": 0}
+    assert data["streams"][0]["groups"] == [[6, 7, 0, 1, 2, 3]]
+    assert data["streams"][0]["payload_bytes"] == 3 * 2 * 576 * 5120 * 2
+    assert data["matrix_bytes"] == json.loads(call(*EPD, "--batch", "3", "--json"))["matrix_bytes"]
+    assert "encoders: 2, ranks 6 to 7; 576 embeddings a request" in call(*EPD, *asked)
+    through = json.loads(call(*EPD, *asked, "--framework", "sglang", "--encoder-through-first", "--json"))
+    assert [stream["name"] for stream in through["streams"]] == ["epd.embeddings", "pd.kv"]  # one rank a replica
+
+
+def test_a_model_with_an_encoder_says_why_none_sends():
+    assert "--encoder-tokens" in json.loads(call(*EPD, "--json"))["left_out"]["epd"]
+    assert "epd: no image and no audio in the requests" in call(*EPD)
+    words = ("traffic", "Llama-3.1-8B", "--layout", "tp=2", "--phase", "handoff")
+    assert not {"left_out", "encoder"} & set(json.loads(call(*words, "--json")))
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("traffic", "DeepSeek-V3", "--layout", "tp=8,dp=2,ep=16", "--routing", "power_law:1.2"),
+        (*EPD, "--encoder-tokens", "576"),
         ("traffic", "Llama-3.1-405B", "--layout", "tp=8,cp=2,pp=2", "--phase", "prefill", "--tokens", "131072"),
         ("traffic", "Qwen3-30B-A3B", "--layout", "tp=8,dp=4", "--framework", "sglang"),
         ("traffic", "Llama-3.1-8B", "--layout", "tp=8", "--decode-layout", "tp=4", "--phase", "handoff"),
@@ -116,6 +164,13 @@ def test_groups_follow_an_order_string():
         (("traffic", "Llama-3.1-8B", "--routing", "zipf:1"), "unknown routing"),
         (("traffic", "Llama-3.1-8B", "--dtype", "int3"), "unknown dtype"),
         (("traffic", "Llama-3.1-8B", "--decode-layout", "tp=2"), "belongs to --phase handoff"),
+        (("traffic", "Llama-3.1-8B", "--decode-instances", "2"), "belongs to --phase handoff, the phase is decode: 2"),
+        (("traffic", "Llama-3.1-8B", "--block-tokens", "32"), "--block-tokens belongs to --phase handoff"),
+        (("traffic", "Llama-4-Maverick", "--encoder-tokens", "9"), "--encoder-tokens belongs to --phase handoff"),
+        ((*EPD, "--encoders", "2"), "need --encoder-tokens"),
+        ((*EPD, "--encoder-through-first"), "need --encoder-tokens"),
+        ((*EPD, "--encoder-tokens", "9", "--encoders", "0"), "--encoders must be a whole number from 1 to"),
+        ((*EPD, "--encoder-tokens", "9", "--encoder-through-first"), "in sglang only: vllm"),
         (("groups", "--world", "16", "--layout", "tp=3"), "not divisible"),
         (("groups", "--world", "16", "--layout", "tp=4,dp=2"), "do not multiply to the world"),
         (("groups", "--world", "16", "--layout", "tp=8", "--framework", "sglang"), "do not multiply to the world"),

@@ -52,8 +52,8 @@ SHOWS = {
     "cross_layer_blocks": (True, {}),
     "contiguous_blocks": (1, {"framework": "sglang", "layout": Layout(tp=2)}),
 }
-# tokens of a decode step may only repeat what follows from the batch; dtype is that of the embeddings of an encoder; where
-# the ranks of a handoff lie is for those who measure it.
+# tokens of a decode step may only repeat what follows from the batch; dtype is that of the embeddings of an encoder;
+# where the ranks of a handoff lie is for those who measure it.
 ELSEWHERE = {("tokens", "decode"), ("dtype", "handoff"), ("ranks_per_node", "handoff")}
 NEEDED = {
     "dcp_backend": {"prefill": {"cached_tokens": 64}},
