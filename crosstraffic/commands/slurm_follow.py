@@ -193,7 +193,7 @@ def bisect(
     """Search the nodes of this allocation for the node or the pair that makes a run fail.
 
     Sets of nodes are tested with a short run each, disjoint sets at once. Exit code 0 if all nodes pass together, 1 if
-    a test failed.
+    a test failed or could not be made.
     """
     import json
     import os
@@ -224,4 +224,4 @@ def bisect(
     assert data is not None
     print(json.dumps(data) if as_json else "\n".join(told(data)))
     typer.echo(f"each test: {path}", err=True)
-    raise typer.Exit(int(finding.came_back))
+    raise typer.Exit(int(finding.came_back or finding.stopped is not None))

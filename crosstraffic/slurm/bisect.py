@@ -117,9 +117,8 @@ class _Search:
     def _test(self, *groups: Nodes) -> list[bool]:
         """Test disjoint groups at once; a group that is too small to be tested counts as one that passes."""
         testable = [group for group in groups if self._can_test(group)]
-        if testable:
-            self.num_tests, self.num_rounds = self.num_tests + len(testable), self.num_rounds + 1
         failed = dict(zip(testable, self._fails(testable) if testable else (), strict=True))
+        self.num_tests, self.num_rounds = self.num_tests + len(testable), self.num_rounds + bool(testable)
         for group, has_failed in failed.items():
             if not has_failed and len(group) > 1:
                 self.cleared |= {*group}
