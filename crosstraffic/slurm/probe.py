@@ -181,18 +181,23 @@ def _run(job: Job, job_id: int, groups: Sequence[Nodes], first: int, round_numbe
 
 
 class _Life:
-    """Signs of life of a test: what it prints, and the records that it writes."""
+    """Signs of life of a test: that it prints, and the records that it writes.
+
+    Not how much it prints: ranks that do not find each other say so again and again.
+    """
 
     def __init__(self, output: Path) -> None:
-        self._paths = (output, output.with_suffix("") / "run.json", output.with_suffix("") / "records.jsonl")
-        self._seen: tuple[int, ...] = ()
+        self._output = output
+        self._results = (output.with_suffix("") / "run.json", output.with_suffix("") / "records.jsonl")
+        self._seen: list[int] = []
         self._last_s = 0.0
 
     def last_s(self, now_s: float) -> float:
         """Return when the last sign was seen; a new one is seen now."""
-        sizes = tuple(path.stat().st_size if path.exists() else 0 for path in self._paths)
-        if sizes != self._seen:
-            self._seen, self._last_s = sizes, now_s
+        found = [path.stat().st_size if path.exists() else 0 for path in (self._output, *self._results)]
+        found[0] = min(found[0], 1)
+        if found != self._seen:
+            self._seen, self._last_s = found, now_s
         return self._last_s
 
 

@@ -107,12 +107,18 @@ def test_nodes_that_pass_together_are_tested_once_and_a_second_search_keeps_the_
 
 
 def test_a_test_that_shows_signs_of_life_is_not_cut_off_at_the_limit(cluster):
-    slow = 'for turn in range(7): time.sleep(1); print("record", turn, flush=True)'
-    cluster.srun(f"\n    {slow}")
+    cluster.srun('for turn in range(7): time.sleep(1); (output / "records.jsonl").open("a").write("one")')
     said = cluster.call("bisect", cluster.run, "--limit", 5)
     assert said.exit_code == 0, said.output
     (test,) = json.loads((cluster.run / "bisect.json").read_text())["tests"]
     assert test["wall_s"] > 5
+
+
+def test_complaints_of_ranks_that_wait_are_no_signs_of_life(cluster):
+    cluster.srun('for turn in range(60): time.sleep(1); print("retrying", flush=True)')
+    cluster.call("bisect", cluster.run, "--limit", 5)
+    tests = json.loads((cluster.run / "bisect.json").read_text())["tests"]
+    assert all(5 <= test["wall_s"] < 9 for test in tests if not test["passed"])
 
 
 def test_nothing_is_begun_that_the_end_of_the_job_could_cut_off(cluster):
