@@ -6,6 +6,7 @@ from typing import Any
 from crosstraffic.bench.rank_report import few, ranges
 from crosstraffic.units import format_seconds
 
+MAX_HOSTS = 8  # beyond, hosts with the same devices share rows
 MAX_ROWS = 32  # beyond, ranks of a host are folded although their CPUs and devices differ
 _ABSENT = "-"
 
@@ -77,9 +78,9 @@ def _offset(offset_s: float) -> str:
 
 
 def _hardware_rows(hosts: Sequence[Item]) -> list[tuple[str, ...]]:
-    """Return a row a device; hosts with the same devices share rows, and then show no addresses."""
+    """Return a row a device; of many hosts, those with the same devices share rows, and then show no addresses."""
     rows: list[tuple[str, ...]] = []
-    for alike in _fold(hosts, _hardware):
+    for alike in _fold(hosts, _hardware) if len(hosts) > MAX_HOSTS else [[host] for host in hosts]:
         host, name = alike[0], few([host["host"] for host in alike])
         own = [
             *(_nic_row(nic, with_addresses=len(alike) == 1) for nic in host["nics"] if nic["state"] != "down"),

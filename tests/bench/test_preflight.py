@@ -3,8 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from crosstraffic import __version__
 from crosstraffic.bench.devices import Devices, Gpu, Nic, RdmaPort, available_bytes
@@ -16,6 +18,9 @@ from crosstraffic.bench.rank_report import (
     report_from_json,
     report_to_json,
 )
+from crosstraffic.cli import app
+from crosstraffic.results.record import Place
+from crosstraffic.results.store import read_run_info
 
 SEEN = Devices(
     nics=(Nic(name="eth0", state="up"), Nic(name="eth1", state="up"), Nic(name="eth2", state="down")),
@@ -269,3 +274,20 @@ def test_memory_is_some() -> None:
     found = available_bytes()
     assert found is not None
     assert found > 2**20
+
+
+@pytest.mark.mpi
+def test_a_run_keeps_the_notes_and_how_the_nic_is_known(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    folder = tmp_path / "run"
+    arguments = ["run", "default-2", "--transport", "mpi", "--budget", "1", "--no-report", "--output", str(folder)]
+    CliRunner().invoke(app, arguments)
+    info = read_run_info(folder)
+    assert "both pools on one node: the KV handoff crosses no network" in info.notes
+    assert {"crosstraffic", "mpi4py", "mpi.library"} <= set(info.versions)
+    assert all((place.nic is None) == (place.nic_how is None) for place in info.placement)
+
+
+def test_a_place_of_an_older_run_folder_is_read() -> None:
+    older = {"rank": 0, "host": "n0", "pid": 1, "node": 0, "cpus": [0], "device": None, "nic": "eth0"}
+    assert Place.model_validate(older).nic_how is None
