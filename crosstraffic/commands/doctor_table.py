@@ -62,7 +62,9 @@ def _transport_row(item: Item) -> tuple[str, ...]:
 
 def _clock_rows(clocks: Sequence[Item]) -> list[tuple[str, ...]]:
     """Return a row a rank; of many, the ones that matter."""
-    rows = [(f"{clock['rank']}", _offset(clock["offset_s"]), format_seconds(clock["error_s"])) for clock in clocks]
+    rows: list[tuple[str, ...]] = [
+        (f"{clock['rank']}", _offset(clock["offset_s"]), format_seconds(clock["error_s"])) for clock in clocks
+    ]
     if len(rows) <= MAX_ROWS:
         return rows
     worst = max(clocks, key=lambda clock: clock["error_s"])
