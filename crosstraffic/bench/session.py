@@ -29,6 +29,7 @@ from crosstraffic.results.record import Place, Record
 from crosstraffic.results.run_info import LateRank, PlanInfo, RunInfo, TransportInfo
 from crosstraffic.results.store import RunFolder, is_empty, read_records, read_run_info
 
+NO_LOCKS = "the file system of the run folder has no locks: a second run into it would not be noticed"
 LATE_SHARE = 0.5  # of the isolated records that could name a late rank
 
 
@@ -165,7 +166,7 @@ def run_rank(
                 "transport": TransportInfo(name=session.transport_name, details=transport.describe()),
                 "environment": found.environment,
                 "versions": found.versions,
-                "notes": tuple(dict.fromkeys((*info.notes, *found.notes))),
+                "notes": tuple(dict.fromkeys((*info.notes, *found.notes, *([] if folder.is_locked else [NO_LOCKS])))),
                 "started_s": (datetime.datetime.now(datetime.UTC) - info.created).total_seconds(),
             }
         )

@@ -5,8 +5,10 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,11 +36,22 @@ def _first_error(error: ValidationError) -> str:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file in one step: a reader sees the old one or the new one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("wb") as file:
+    with _replacing(scratch, path) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    scratch.replace(path)
+
+
+@contextmanager
+def _replacing(scratch: Path, path: Path) -> Iterator[BufferedWriter]:
+    """Write a scratch file that then takes the place of ``path``; on a full disk it leaves nothing behind."""
+    try:
+        with scratch.open("wb") as file:
+            yield file
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 OF_A_JOB = ("job.json", "job.sh", "slurm-*.out")  # what a Slurm job lays into its run folder before the run
@@ -162,9 +175,8 @@ class RunFolder:
             raise ValueError(f"a samples name is letters, digits, '.', '_' and '-': {name!r}")
         target = self.path / "samples" / f"{name}.npz"
         scratch = target.with_name(f".{name}.{os.getpid()}.npz")
-        with scratch.open("wb") as file:
+        with _replacing(scratch, target) as file:
             np.savez(file, allow_pickle=False, **arrays)
-        scratch.replace(target)
         return f"samples/{name}.npz"
 
     def write_text(self, name: str, text: str) -> Path:

@@ -1,4 +1,7 @@
+import errno
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic import a_record, run_dict
 
-from crosstraffic.errors import UsageError
+from crosstraffic.errors import EnvironmentRefused, UsageError
 from crosstraffic.results.record import Record
 from crosstraffic.results.store import RunFolder, load, load_run, load_samples, read_records
 
@@ -93,9 +96,44 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path, make: Any, message
 
 def test_its_own_folder_is_taken_up_again(folder: RunFolder) -> None:
     folder.append(a_record())
+    folder.close()
     with RunFolder.create(folder.path, "r1") as again:
         again.append(a_record(point="q"))
     assert len(load(folder.path)) == 2
+
+
+def test_a_second_writer_is_kept_out_and_told_who_writes(folder: RunFolder) -> None:
+    folder.append(a_record())
+    with pytest.raises(EnvironmentRefused, match=r"is being written by another run.*rank 0 is process \d+ on \w+"):
+        RunFolder.create(folder.path, "r1")
+    assert len(load(folder.path)) == 1
+    folder.close()
+    with RunFolder.create(folder.path, "r1") as again:
+        assert again.is_locked
+
+
+def test_a_file_system_without_locks_is_told(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder.close()
+    with RunFolder.create(folder.path, "r1") as unlocked:
+        assert not unlocked.is_locked
+
+
+def test_a_full_disk_leaves_no_half_file_behind(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **fields: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="no space"):
+        folder.write_samples("p", {"a": np.zeros(2)})
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="no space"):
+        folder.write_text("report.html", "x")
+    left = {path.name for path in folder.path.rglob("*") if path.is_file()}
+    assert left == {"run.json", "records.jsonl"}
 
 
 def test_a_run_of_another_id_is_not_written_into_the_folder(folder: RunFolder) -> None:
