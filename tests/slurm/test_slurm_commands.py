@@ -1,6 +1,7 @@
 """submit, status, collect and resume against programs that stand in for Slurm's and note what they were given."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,129 @@ def test_resume_submits_the_same_job_again(programs, tmp_path):
     (tmp_path / "run" / "run.json").write_text("{}")
     assert call("resume", tmp_path / "run").exit_code == 0
     assert "--budget 20 --resume" in (programs / "sbatch.in").read_text()
+
+
+SIMULATED = """
+name = "sim"
+[[stream]]
+name = "tp"
+op = "all_reduce"
+payload = "16KiB"
+[measure]
+sizes = ["4KiB", "16KiB"]
+cadences = ["isolated"]
+together = "none"
+triples = 0
+max_calls = 20
+budget_s = 20
+[simulated]
+ranks_per_node = 1
+intra = { latency_s = 2e-6, bandwidth_bytes_per_s = 20e9 }
+inter = { latency_s = 6e-6, bandwidth_bytes_per_s = 5e9 }
+"""
+
+
+def test_after_resume_each_point_counts_once(programs, tmp_path):
+    folder, scenario = tmp_path / "run", tmp_path / "sim.toml"
+    scenario.write_text(SIMULATED)
+    call("submit", scenario, "--nodes", 2, "--transport", "gloo", "--output", folder)
+    where = ("--ranks", "2", "--transport", "simulated", "--no-report", "--output")
+    command = ["run", str(scenario), *where, str(tmp_path / "other")]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    shutil.copytree(tmp_path / "other", folder, dirs_exist_ok=True)
+    info = json.loads((folder / "run.json").read_text())
+    lines = (folder / "records.jsonl").read_text().splitlines(keepends=True)
+    num_points = info["plan"]["num_points"]
+    assert f"complete: {folder}: {num_points} points, all checked" in call("collect", folder).stdout
+    (folder / "run.json").write_text(json.dumps(info | {"status": "interrupted"}))
+    (folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:20])  # torn by the end of the job
+    write(programs, "scontrol", 'echo "JobId=$3 JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15"')
+    said = call("collect", folder)
+    assert said.exit_code == 1
+    assert f"2 of {num_points} points; job 41 is TIMEOUT" in said.stdout
+    assert call("resume", folder).exit_code == 0
+    (submitted,) = find(folder)
+    assert submitted.job.arguments == ("--resume",)
+    command = ["run", *where, str(folder), "--resume"]  # what job 42 does
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    with (folder / "records.jsonl").open("a") as records:
+        records.write(lines[0])  # the same point again
+    assert f"complete: {folder}: {num_points} points, all checked" in call("collect", folder).stdout
+    assert call("status", folder).exit_code == 0
+    assert call("resume", folder).stdout == ""
+
+
+def test_of_a_sweep_what_is_incomplete_is_submitted_and_nothing_while_one_runs(programs, tmp_path):
+    call("submit", "--sweep-nodes", "1,2,3", "--transport", "gloo", "--output", tmp_path / "sweep")
+    state = 'case $3 in 42) s=RUNNING;; *) s=CANCELLED;; esac; echo "JobId=$3 JobState=$s ExitCode=0:15"'
+    write(programs, "scontrol", state)
+    with pytest.raises(UsageError, match="job 42 is RUNNING: it can be resumed once it has ended"):
+        call("resume", tmp_path / "sweep")
+    assert (programs / "sbatch.n").read_text().strip() == "43"
+    write(programs, "scontrol", 'echo "JobId=$3 JobState=CANCELLED ExitCode=0:0"')
+    assert [line.split()[0] for line in call("resume", tmp_path / "sweep").stdout.splitlines()] == ["44", "45", "46"]
+    found = find(tmp_path / "sweep")
+    assert [(one.ids, one.job.after) for one in found] == [((41, 44), None), ((42, 45), 44), ((43, 46), 45)]
+
+
+def test_a_pending_job_that_was_cancelled_is_submitted_as_it_was(programs, tmp_path):
+    call("submit", "collectives", "--nodes", 2, "--transport", "gloo", "--output", tmp_path / "run")
+    first = (programs / "sbatch.in").read_text()
+    write(programs, "scontrol", 'echo "JobId=$3 JobState=CANCELLED Reason=None ExitCode=0:0"')
+    assert call("status", tmp_path / "run").exit_code == 1
+    assert call("resume", tmp_path / "run").exit_code == 0
+    assert (programs / "sbatch.in").read_text() == first
+
+
+def test_a_job_that_no_node_can_serve_is_told_with_exit_code_3(programs, tmp_path):
+    call("submit", "--nodes", 2, "--transport", "gloo", "--output", tmp_path / "run")
+    write(programs, "scontrol", 'echo "JobId=$3 JobState=PENDING Reason=Resources NumNodes=2-2 Partition=lab"')
+    write(programs, "sinfo", 'echo "n0|idle|none"; echo "n1|drained|bad cable on port 3"')
+    for words in ((), ("--wait",)):
+        said = call("status", tmp_path / "run", *words)
+        assert said.exit_code == 3
+        assert "    n1: drained: bad cable on port 3\n" in said.stdout
+    (row,) = json.loads(call("status", tmp_path / "run", "--json").stdout)
+    assert row["blocked"] == {"n1": "drained: bad cable on port 3"}
+
+
+def test_waiting_ends_with_the_job_and_tells_changes(programs, tmp_path):
+    call("submit", "--nodes", 1, "--transport", "gloo", "--output", tmp_path / "run")
+    count = 'n=$(cat "$0.n" 2>/dev/null || echo 0); echo $((n + 1)) > "$0.n"'
+    state = "case $n in 0) s=PENDING;; 1|2) s=RUNNING;; *) s=FAILED;; esac"
+    write(programs, "scontrol", f'{count}; {state}; echo "JobId=$3 JobState=$s NumNodes=1 ExitCode=1:0"')
+    said = call("status", tmp_path / "run", "--wait", "--every", 0.1)
+    assert said.exit_code == 1
+    assert [line.split()[3] for line in said.stderr.splitlines()] == ["PENDING", "RUNNING"]
+    assert said.stdout.startswith("41  1 nodes  FAILED")
+
+
+@pytest.mark.parametrize("words", [("--every", 5), ("--wait", "--every", 0), ("--wait", "--every", "nan")])
+def test_a_pause_that_cannot_be_is_refused(words, programs, tmp_path):
+    call("submit", "--nodes", 1, "--transport", "gloo", "--output", tmp_path / "run")
+    with pytest.raises(UsageError, match="--every goes with --wait"):
+        call("status", tmp_path / "run", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_warned"),
+    [
+        (("--time", 1, "--budget", 10), False),
+        (("--time", 1, "--budget", 16), True),
+        (("--time", 2), True),  # the scenario's own budget
+        (("--time", 10), False),
+        (("--time", 0, "--budget", 1e6), False),
+        ((), False),
+    ],
+)
+def test_a_budget_that_does_not_fit_the_time_limit_is_told_with_both(words, is_warned, programs, tmp_path):
+    said = call("submit", "collectives", "--nodes", 1, "--transport", "gloo", "--output", tmp_path / "run", *words)
+    assert said.exit_code == 0
+    assert said.stderr.startswith("warning: --time ") is is_warned
+    if is_warned:
+        budget = words[3] if len(words) > 2 else 110
+        assert f"is {words[1] * 60} s" in said.stderr
+        assert f"measuring may take {budget} s" in said.stderr
 
 
 def test_accounting_is_asked_first_and_a_forgotten_job_is_unknown(programs):
