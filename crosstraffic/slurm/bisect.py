@@ -87,6 +87,8 @@ class _Search:
     def __init__(self, nodes: Nodes, fails: Fails, alone: bool) -> None:
         self.nodes, self.alone = nodes, alone
         self._fails = fails
+        self._place = {node: place for place, node in enumerate(nodes)}
+        self._passed: set[Nodes] = set()
         self.num_tests = self.num_rounds = 0
         self.culprits: list[Culprit] = []
         self.suspects: Nodes = ()
@@ -115,13 +117,15 @@ class _Search:
         return len(group) >= (1 if self.alone else 2)
 
     def _test(self, *groups: Nodes) -> list[bool]:
-        """Test disjoint groups at once; a group that is too small to be tested counts as one that passes."""
-        testable = [group for group in groups if self._can_test(group)]
+        """Test disjoint groups at once; one that is too small to be tested, or has passed before, counts as passing."""
+        groups = tuple(tuple(sorted(group, key=self._place.__getitem__)) for group in groups)
+        testable = [group for group in groups if self._can_test(group) and group not in self._passed]
         failed = dict(zip(testable, self._fails(testable) if testable else (), strict=True))
         self.num_tests, self.num_rounds = self.num_tests + len(testable), self.num_rounds + bool(testable)
         for group, has_failed in failed.items():
-            if not has_failed and len(group) > 1:
-                self.cleared |= {*group}
+            if not has_failed:
+                self._passed.add(group)
+                self.cleared |= {*group} if len(group) > 1 else set()
             if has_failed and len(group) == 2:
                 self.failed_with[group[0]].add(group[1])
                 self.failed_with[group[1]].add(group[0])

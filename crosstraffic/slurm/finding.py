@@ -86,14 +86,14 @@ def told(data: Mapping[str, Any]) -> list[str]:
             suspects=tuple(data["suspects"]),
         )
         passed = any(test["passed"] for test in data["tests"])
-        why = {tuple(test["nodes"]): test["why"] for test in data["tests"] if not test["passed"]}
+        why = {frozenset(test["nodes"]): test["why"] for test in data["tests"] if not test["passed"]}
         lines = [f"bisect of job {data['job_id']}: {finding.num_tests} tests in {finding.num_rounds} rounds"]
     except (KeyError, TypeError) as error:
         raise UsageError(f"not a finding of schema version 1: {error}") from error
     if not finding.came_back:
         lines.append("the failure did not come back" if finding.num_tests else "nothing was tested")
     for culprit in finding.culprits:
-        reason = why.get(culprit.nodes)
+        reason = why.get(frozenset(culprit.nodes))
         lines.append(_words(culprit) + (f" ({reason})" if reason else ""))
     if finding.suspects:
         lines.append(f"somewhere among {compress(finding.suspects)}")
