@@ -172,6 +172,14 @@ def test_a_latency_within_the_clocks_error_is_not_named() -> None:
     assert told(verdict(replace(links, clock_error_s=200e-6, clock="local"))) == [("high_latency", ("n0", "n1"))]
 
 
+def test_a_latency_that_varies_on_every_direction_is_not_named() -> None:
+    late = np.ones((4, 4))
+    late[0, 1] = 4.0
+    links = synthetic(np.ones((4, 4)), late=late)
+    links.latency_s[:] = 300e-6  # usual calls, where ranks wait for a processor; the fastest are as they were
+    assert told(verdict(links)) == []
+
+
 def test_an_incast_that_collapses_is_named_but_not_one_with_a_slow_sender() -> None:
     links = synthetic(np.ones((4, 4)))
     links.incast.median[:, 1] *= 0.4
