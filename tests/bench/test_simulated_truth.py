@@ -40,3 +40,19 @@ def test_a_truth_survives_json() -> None:
 def test_a_wrong_truth_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         truth_from_dict({**truth_to_dict(TRUTH), **changes})
+
+
+@pytest.mark.parametrize("link", ["", "n2", "2=", "0--3", "0-", "-3", "0>3>1"])
+def test_a_slow_link_that_is_none_is_refused(link: str) -> None:
+    with pytest.raises(ValueError, match="not a link"):
+        truth_from_dict({**truth_to_dict(TRUTH), "slow_bytes_per_s": {link: 1e9}})
+
+
+def test_slow_links_are_those_named() -> None:
+    slow = {"2": 5e8, "1>": 4e8, "0-3": 3e8, "3>0": 2e8}
+    truth = truth_from_dict({**truth_to_dict(TRUTH), "slow_bytes_per_s": slow})
+    assert [truth.nic_bytes_per_s(node, ">") for node in range(4)] == [1e9, 4e8, 5e8, 1e9]
+    assert [truth.nic_bytes_per_s(node, "<") for node in range(4)] == [1e9, 1e9, 5e8, 1e9]
+    assert (truth.pair_bytes_per_s(0, 3), truth.pair_bytes_per_s(3, 0)) == (3e8, 2e8)
+    assert truth.pair_bytes_per_s(1, 2) == float("inf")
+    assert truth_from_dict(truth_to_dict(truth)) == truth
