@@ -179,7 +179,7 @@ def _slow(links: Links, tolerance: float) -> list[Finding]:
                 nodes=(names[node],),
                 bytes_per_s=float(min(sends[node], gets[node])),
                 reference_bytes_per_s=reference,
-                text=f"{_WORDS[kind]} {names[node]}: {' and '.join(parts)}, others {format_rate(reference)}",
+                text=f"{_WORDS[kind]}: {names[node]} {' and '.join(parts)}, others {format_rate(reference)}",
             )
         )
     expected = np.minimum(np.minimum(sends[:, np.newaxis], gets[np.newaxis, :]), reference)
@@ -187,11 +187,7 @@ def _slow(links: Links, tolerance: float) -> list[Finding]:
     return findings + [_one(links, pair, rest, expected) for pair in _pairs(rest)]
 
 
-_WORDS = {
-    "slow_node": "slow node",
-    "slow_send": "slow direction: what is sent by",
-    "slow_receive": "slow direction: what is sent to",
-}
+_WORDS = {"slow_node": "slow node", "slow_send": "slow direction", "slow_receive": "slow direction"}
 
 
 def _level(rates: Floats, is_culprit: bool, reference: float) -> float:

@@ -16,12 +16,13 @@ from crosstraffic.bench.plan import make_plan
 from crosstraffic.bench.resolve import Scenario, resolve
 from crosstraffic.bench.scenario import MeasureSpec, ScenarioFile
 from crosstraffic.bench.simulated import SimulatedWorld
-from crosstraffic.bench.simulated_truth import truth_to_dict
+from crosstraffic.bench.simulated_truth import Tier, truth_to_dict
 from crosstraffic.bench.suites import FAN, LATENCY_BYTES, MAX_FULL_FAN, end_points, links_scenario
 from crosstraffic.cli import app
 from crosstraffic.errors import UsageError
 from crosstraffic.results.links import Links, links_of
 from crosstraffic.results.links_verdict import Verdict, verdict
+from crosstraffic.results.report import render
 
 PAYLOAD = 2**20
 
@@ -122,10 +123,10 @@ def test_bad_use_is_refused_before_anything_is_written(options: list[str], messa
     assert not (tmp_path / "run").exists()
 
 
-def simulated(folder: Path, num_nodes: int, **truth: Any) -> tuple[Links, Verdict]:
+def simulated(folder: Path, num_nodes: int, max_calls: int = 40, **truth: Any) -> tuple[Links, Verdict]:
     """Run the suite in a world with a rank a node; return what was found."""
     world = SimulatedWorld(truth_of(ranks_per_node=1, **truth), num_nodes)
-    base = ScenarioFile(name="world", measure=MeasureSpec(max_calls=40), simulated=truth_to_dict(world.truth))
+    base = ScenarioFile(name="world", measure=MeasureSpec(max_calls=max_calls), simulated=truth_to_dict(world.truth))
     links = links_of(run_in(world, resolved(list(range(num_nodes)), base), folder))
     return links, verdict(links)
 
@@ -167,6 +168,29 @@ def test_the_truth_of_a_simulated_world_is_found(
 def test_a_node_that_answers_late_is_found(tmp_path: Path) -> None:
     _, found = simulated(tmp_path / "run", 4, straggler_s={2: 1e-3})
     assert ("high_latency", ("n2",)) in told(found)
+
+
+def test_latency_is_told_across_ranks_where_clocks_are_good_enough(tmp_path: Path) -> None:
+    slow = Tier(latency_s=1e-3, bandwidth_bytes_per_s=5e9)
+    links, _ = simulated(tmp_path / "run", 3, max_calls=8, inter=slow, clock_offset_s={1: 5e-3, 2: -2e-3})
+    assert links.clock == "synchronised"
+    wanted = np.where(np.eye(3), np.nan, slow.latency_s + LATENCY_BYTES / slow.bandwidth_bytes_per_s)
+    assert links.best_latency_s == pytest.approx(wanted, abs=links.clock_error_s + 1e-5, nan_ok=True)
+
+
+def test_a_budget_that_is_too_short_leaves_links_unmeasured_and_says_which(tmp_path: Path) -> None:
+    world = SimulatedWorld(truth_of(ranks_per_node=1), 4)
+    scenario = resolved([0, 1, 2, 3], ScenarioFile(name="world", measure=MeasureSpec(budget_s=0.02)))
+    run = run_in(world, scenario, tmp_path / "run")
+    found = verdict(links_of(run))
+    assert found.verdict == "incomplete"
+    missing = [finding for finding in found.findings if finding.kind == "not_measured"]
+    assert missing
+    assert all("skipped: " in finding.text for finding in missing)
+    page = render(run)
+    assert "links were not all measured" in page
+    assert 'id="links"' in page
+    assert not [key for key in ("bytes", "together", "steps", "model") if f'id="{key}"' in page]
 
 
 @pytest.mark.parametrize("seed", range(20))

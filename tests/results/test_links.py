@@ -128,7 +128,7 @@ def test_the_words_name_the_node_and_both_rates() -> None:
     with_fault(factor, "slow_send", 2, 2, 0.25)
     links = synthetic(factor)
     found = verdict(links)
-    assert found.findings[0].text == "slow direction: what is sent by n2: sends at 6 MB/s, others 24 MB/s"
+    assert found.findings[0].text == "slow direction: n2 sends at 6 MB/s, others 24 MB/s"
     assert verdict_lines(links, found)[0].startswith("links are not healthy: 4 end points, reference 24 MB/s")
 
 
