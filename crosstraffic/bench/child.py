@@ -8,57 +8,65 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from crosstraffic.bench.heartbeat import ask_to_stop, beat_in
+from crosstraffic.bench.messages import MAX_LINES, beat_message
 from crosstraffic.bench.processes import read_process
 
-KEPT_LINES, KEPT_BYTES = 12, 8192
+KEPT_BYTES = 8192
 DUMP_S = 0.5  # for a rank to write down in which Python call it is
+KILL_WITHIN_S = 2.0  # a process that hangs in the kernel (a driver, a file server) does not even end when killed
 
 Message = Mapping[str, Any]
 
 
 class Child:
-    """The process of one rank. ``log`` holds what it prints; None where that goes straight to this one's output."""
+    """The process of one rank. ``log`` holds its last words, and all that it prints where nobody sees that."""
 
-    def __init__(self, rank: int, pid: int, memory: mmap.mmap, log: IO[bytes] | None) -> None:
+    def __init__(self, rank: int, pid: int, memory: mmap.mmap, log: IO[bytes]) -> None:
         self.rank, self.pid = rank, pid
         self._memory, self._log = memory, log
-        self._descriptor = os.pidfd_open(pid)
         self._is_told = False
         self.exit_code: int | None = None
         self.signal: str | None = None
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it has ended."""
+        """Tell whether it has ended, as far as ``reap`` has seen."""
         return self.exit_code is not None or self.signal is not None
 
-    def fileno(self) -> int:
-        """Return what becomes readable once the process ends."""
-        return self._descriptor
-
-    def reap(self) -> None:
-        """Take down how it ended; waits for it."""
-        if not self.is_over:
-            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            self.exit_code = code if code >= 0 else None
-            self.signal = signal.Signals(-code).name if code < 0 else None
+    def reap(self) -> bool:
+        """Take down how it ended, if it has; True the first time that it has. Does not wait."""
+        if self.is_over:
+            return False
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        code = os.waitstatus_to_exitcode(status)
+        self.exit_code = code if code >= 0 else None
+        self.signal = _name(-code) if code < 0 else None
+        return True
 
     def kill(self) -> None:
-        """End it now."""
-        if not self.is_over:
-            os.kill(self.pid, signal.SIGKILL)
-            self.reap()
+        """End it now, and wait for that, but not for ever."""
+        if self.is_over or self.reap():
+            return
+        os.kill(self.pid, signal.SIGKILL)
+        until = time.monotonic() + KILL_WITHIN_S
+        while not self.reap() and time.monotonic() < until:
+            time.sleep(0.005)
 
     def ask_to_stop(self) -> None:
         """Ask it to end in order."""
         ask_to_stop(self._memory)
 
     def ask_where(self) -> Message:
-        """Make it write in which Python call it is, and return the last that it printed."""
+        """Make it write in which Python call it is; return that, or the last that it printed where it cannot."""
+        begun = self._size()
         if not self.is_over:
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(DUMP_S)
-        return {"last": self._last_lines()}
+        lines = self._read(begun).splitlines()
+        starts = [index for index, line in enumerate(lines) if line.endswith("(most recent call first):")]
+        return {"last": lines[starts[-1] :][:MAX_LINES] if starts else self.last_lines()}  # the main thread is the last
 
     def news(self) -> list[Message]:
         """Return what the guard of rank 0 should know: the last beat, and once how it ended."""
@@ -66,16 +74,27 @@ class Child:
         beat = beat_in(self._memory, self.rank)
         if beat is not None:
             process = None if self.is_over else read_process(self.pid)
-            age_s = round(time.monotonic() - beat.beat_s, 3)
-            state = "" if process is None else process.state
-            found.append({"beat": [beat.pid, int(beat.state), beat.point, beat.stream, beat.call, age_s, state]})
+            found.append(beat_message(beat, "" if process is None else process.state, time.monotonic()))
         if self.is_over and not self._is_told:
             self._is_told = True
-            found.append({"end": [self.exit_code, self.signal], "last": self._last_lines() if self.exit_code else []})
+            last = [] if self.exit_code == 0 else self.last_lines()
+            found.append({"end": [self.exit_code, self.signal], "last": last})
         return found
 
-    def _last_lines(self) -> list[str]:
-        if self._log is None:
-            return []
-        self._log.seek(max(self._log.seek(0, os.SEEK_END) - KEPT_BYTES, 0))
-        return self._log.read().decode(errors="replace").splitlines()[-KEPT_LINES:]
+    def last_lines(self) -> list[str]:
+        """Return what it printed last."""
+        return self._read(max(self._size() - KEPT_BYTES, 0)).splitlines()[-MAX_LINES:]
+
+    def _size(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
+
+    def _read(self, begin: int) -> str:
+        """Read from a place on, and leave the place where the child writes: it is the same open file."""
+        return os.pread(self._log.fileno(), KEPT_BYTES, begin).decode(errors="replace")
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

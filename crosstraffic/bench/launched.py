@@ -13,7 +13,9 @@ import numpy as np
 
 from crosstraffic.bench.guarded import Launched
 from crosstraffic.bench.open import open_transport
+from crosstraffic.bench.preflight import check_ranks
 from crosstraffic.bench.progress import Progress
+from crosstraffic.bench.rank_report import look_at_rank
 from crosstraffic.bench.ranks import identify
 from crosstraffic.bench.request import Finished, Probe, Request, new_folder, plan_scenario
 from crosstraffic.bench.session import Session, begin, run_rank, take_up
@@ -43,6 +45,9 @@ def conduct_launched(
         raise EnvironmentRefused("no launcher told this process its rank")
     needs_probe = request.suite is not None and before is None
     planned = None if needs_probe else plan_scenario(request, identity, before)
+    unfit = check_ranks([look_at_rank(identity.rank, identity.world_size, transport_name)])
+    if unfit:  # said here in words: a library would hang, or say it in its own
+        raise EnvironmentRefused("; ".join(unfit))
     transport = open_transport(transport_name, identity)
     if planned is None:
         planned = plan_scenario(request, identity, before, _probe(transport))
@@ -141,10 +146,9 @@ def _probe(transport: Transport) -> Probe:
 
 
 def _leave_at_once(rank: int, launched: Launched, error: BaseException) -> NoReturn:
-    """End this rank, loudly: the others wait in a call that will not end, and so would this one on its way out."""
-    launched.failed()
-    print(f"error: rank {rank}: {error!r}", file=sys.stderr)
-    if not isinstance(error, CrosstrafficError | KeyboardInterrupt):
-        traceback.print_exception(error)
+    """End this rank: the others wait in a call that will not end, and so would this one on its way out."""
+    is_known = isinstance(error, CrosstrafficError | KeyboardInterrupt)
+    launched.failed(f"rank {rank}: {error!r}\n" if is_known else "".join(traceback.format_exception(error)))
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(error.exit_code if isinstance(error, CrosstrafficError) else 1)

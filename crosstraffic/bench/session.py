@@ -18,7 +18,7 @@ from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.preflight import Pools, check, environment, gather, places, versions
 from crosstraffic.bench.preflight import notes as notes_of
 from crosstraffic.bench.resolve import Scenario, resolve
-from crosstraffic.bench.scenario import ScenarioFile
+from crosstraffic.bench.scenario import MeasureSpec, ScenarioFile
 from crosstraffic.bench.transport import Transport
 from crosstraffic.bench.turns import MIN_SHARE, polled_processors
 from crosstraffic.errors import EnvironmentRefused, RunFailed, UsageError
@@ -67,7 +67,11 @@ def begin(
     asked = _asked(scenario)
     if resume:
         info = read_run_info(folder)
-        if _apart_from_budget(info.scenario) != _apart_from_budget(asked) or info.transport.name != transport_name:
+        before = scenario_file(info)
+        same = before.model_copy(update={"measure": _apart_from_budget(before)}) == scenario.file.model_copy(
+            update={"measure": _apart_from_budget(scenario.file)}
+        )
+        if not same or info.world_size != scenario.num_ranks or info.transport.name != transport_name:
             raise UsageError(f"cannot resume {folder}: it was measured with another scenario, rank count or transport")
         budget_s = scenario.measure.budget_s
         planned = info.plan.model_copy(update={"budget_s": budget_s})
@@ -114,10 +118,8 @@ def scenario_file(info: RunInfo) -> ScenarioFile:
         ) from error
 
 
-def _apart_from_budget(asked: Mapping[str, Any]) -> dict[str, Any]:
-    file = asked.get("file", {})
-    measure = {name: value for name, value in file.get("measure", {}).items() if name != "budget_s"}
-    return {**asked, "file": {**file, "measure": measure}}
+def _apart_from_budget(file: ScenarioFile) -> MeasureSpec:
+    return file.measure.model_copy(update={"budget_s": 1.0})
 
 
 def take_up(folder: Path, *, resume: bool = True) -> Session:

@@ -1,4 +1,4 @@
-"""What breaks on a cluster, done to a job on a real Slurm: it ends, names the culprit, keeps its records, is resumed."""
+"""What breaks on a cluster, done to a job on a real Slurm: it ends, names who it was, keeps its records, is resumed."""
 
 import json
 import os
@@ -253,7 +253,7 @@ def corrupted(node: str) -> Iterator[None]:
 
 
 def compute_checksums(node: str) -> None:
-    """Let a node compute the checksums of what it sends itself (ethtool -K eth0 tx off): a program will look at them."""
+    """Let a node compute the checksums of what it sends itself (ethtool -K eth0 tx off): a program will look."""
     off = "import fcntl, socket, struct, array\n"
     off += "value = array.array('B', struct.pack('II', 0x17, 0))\n"  # ETHTOOL_STXCSUM
     off += f"request = struct.pack('16sQ', b'{network.PORT}', value.buffer_info()[0])\n"
@@ -296,19 +296,15 @@ def test_two_runs_into_one_folder(run: Run) -> None:
     run.submit(calls=400)
     kept = run.wait_for_records(1)
     path = run.folder.parent / "run.toml"
-    second = subprocess.run(
-        ["srun", "--overlap", f"--jobid={run.state()['job_id']}", "-N1", "-n1", "-w", "n1", str(PROGRAM), "run", str(path),
-         "--output", str(run.folder), "--resume", "--transport", "gloo", "--no-report"],
-        env=cluster.environment(), capture_output=True, text=True, timeout=WITHIN_S, check=False,
-    )  # fmt: skip
-    assert second.returncode in (2, 3), second.stderr
-    assert re.search("written by another run|another scenario, rank count", second.stderr), second.stderr
-    local = subprocess.run(
-        [str(PROGRAM), "run", "--output", str(run.folder), "--resume", "--transport", "gloo", "--no-report"],
-        capture_output=True, text=True, timeout=WITHIN_S, check=False,
-    )  # fmt: skip
-    assert local.returncode == 3, local.stderr
-    assert f"is being written by another run: its rank 0 is process {run.pid(0)} on n0" in local.stderr
+    again = (str(PROGRAM), "run", str(path), "--output", str(run.folder), "--resume", "--transport", "gloo")
+    step = ("srun", "--overlap", f"--jobid={run.state()['job_id']}", f"-N{NUM_RANKS}", "--mpi=none")
+    for launcher in (step, ()):
+        second = subprocess.run(
+            [*launcher, *again, "--no-report"], env=cluster.environment(), capture_output=True, text=True,
+            timeout=WITHIN_S, check=False,
+        )  # fmt: skip
+        assert second.returncode == 3, second.stderr
+        assert f"is being written by another run: its rank 0 is process {run.pid(0)} on n0" in second.stderr
     assert run.wait()["is_complete"], run.output()
     assert (run.folder / "records.jsonl").read_bytes().splitlines()[:1] == kept
 
