@@ -103,6 +103,8 @@ def fork_rank(environment: Mapping[str, str], identity: RankIdentity) -> Launche
         return _guard(environment, identity, child, folder_out, asked)
     finally:
         child.kill()
+        for number in (signal.SIGINT, signal.SIGTERM):  # srun ends what is left of a step: the exit code is to stay
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _guard(
