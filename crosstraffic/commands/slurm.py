@@ -20,6 +20,9 @@ def submit(
     scenario: Annotated[
         str | None, typer.Argument(help="A scenario file (.toml) or a built-in one; default: one that fits the ranks.")
     ] = None,
+    suite: Annotated[
+        str | None, typer.Option("--suite", help="A suite made for the nodes: links (every pair, both directions).")
+    ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", help="Nodes of the job.")] = None,
     sweep_nodes: Annotated[
         str | None, typer.Option("--sweep-nodes", help="One job for each number of nodes, one after another: 1,2,4,8.")
@@ -68,6 +71,9 @@ def submit(
     bisect: Annotated[
         bool, typer.Option("--bisect", help="If the run fails, search its nodes for the bad node or pair.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Fit, validate and write report.html in the job.")
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script, submit nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -78,6 +84,7 @@ def submit(
     from datetime import UTC, datetime
 
     from crosstraffic.bench.scenario import default_scenario, read_scenario
+    from crosstraffic.bench.suites import check_suite
     from crosstraffic.commands.errors import planning
     from crosstraffic.slurm import submit as slurm_submit
     from crosstraffic.slurm.job import TEMPLATE, Job, render
@@ -86,10 +93,12 @@ def submit(
         sizes = _sizes(nodes, sweep_nodes)
         is_file = scenario is not None and Path(scenario).suffix == ".toml"
         file = None if scenario is None else read_scenario(scenario)
+        if suite is not None:
+            check_suite(suite)
         if budget is not None and not 0 < budget < math.inf:
             raise ValueError(f"--budget must be more than 0 seconds, and finite: {budget:g}")
         if output is None:
-            stem = Path(scenario).stem if scenario else "default"
+            stem = suite or (Path(scenario).stem if scenario else "default")
             output = Path("runs") / f"{stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
         kind = transport if transport != "auto" or not gpus_per_node else "nccl"
         kind = "mpi" if kind == "auto" else kind
@@ -102,7 +111,11 @@ def submit(
             mpi="none" if mpi is None else mpi,
             program=program,
             name=name,
-            arguments=() if budget is None else ("--budget", f"{budget:g}"),
+            arguments=(
+                *(() if suite is None else ("--suite", suite)),
+                *(() if budget is None else ("--budget", f"{budget:g}")),
+                *(() if report else ("--no-report",)),
+            ),
             gpus_per_node=gpus_per_node,
             cpus_per_rank=cpus_per_rank,
             exclusive=exclusive,
@@ -127,7 +140,8 @@ def submit(
         if sweep_nodes is not None:
             jobs = [replace(whole, num_nodes=size, output=f"{whole.output}/nodes-{size:04d}") for size in sizes]
         texts = [render(job, template or TEMPLATE) for job in jobs]
-    _warn_of_limit(time, budget or (file or default_scenario(whole.num_ranks)).measure.budget_s)
+    if suite is None or budget is not None:  # how long a suite takes follows from its nodes
+        _warn_of_limit(time, budget or (file or default_scenario(whole.num_ranks)).measure.budget_s)
     if dry_run:
         print("\n".join(texts), end="")
         return

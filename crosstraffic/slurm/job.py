@@ -30,9 +30,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*(?:=[A-Za-z0-9_.,:/@%+*()\[\]=-]+)?", re.ASCII)
 # Directives that are fields of their own, or would make a script say something else than the job does.
 OWN_DIRECTIVES = frozenset({
-    "account", "array", "chdir", "constraint", "error", "exclude", "exclusive", "gpus-per-node", "job-name", "nodelist",
-    "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "partition", "reservation", "signal",
-    "time", "wrap",
+    "account", "array", "chdir", "constraint", "error", "exclude", "exclusive", "gpus-per-node", "job-name",
+    "no-requeue", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "partition",
+    "requeue", "reservation", "signal", "time", "wrap",
 })  # fmt: skip
 
 

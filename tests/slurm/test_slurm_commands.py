@@ -52,6 +52,12 @@ def test_submit_hands_over_what_dry_run_prints(programs, tmp_path):
     assert (submitted.ids, submitted.job.num_ranks, submitted.job.transport) == ((41,), 8, "mpi")
 
 
+def test_a_suite_and_no_report_are_passed_on(programs, tmp_path):
+    words = ("submit", "--suite", "links", "--nodes", "4", "--transport", "gloo", "--no-report", "--dry-run")
+    printed = call(*words, "--output", str(tmp_path / "run")).stdout
+    assert f"run --output {tmp_path / 'run'} --transport gloo --suite links --no-report\n" in printed
+
+
 def test_a_sweep_is_one_job_for_each_size_after_the_one_before(programs, tmp_path):
     said = call("submit", "--sweep-nodes", "4,1,2", "--transport", "gloo", "--output", tmp_path / "sweep", "--json")
     jobs = json.loads(said.stdout)

@@ -10,6 +10,7 @@
 #SBATCH --dependency=afterany:4711
 #SBATCH --output=/scratch/me/runs/cpu-4/slurm-%j.out
 #SBATCH --open-mode=append
+#SBATCH --no-requeue
 #SBATCH --signal=TERM@120
 
 set -euo pipefail

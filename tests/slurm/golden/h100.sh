@@ -11,6 +11,7 @@
 #SBATCH --exclude=h100-[007,113]
 #SBATCH --output=/shared/runs/h100-16/slurm-%j.out
 #SBATCH --open-mode=append
+#SBATCH --no-requeue
 #SBATCH --signal=TERM@120
 #SBATCH --mem=0
 

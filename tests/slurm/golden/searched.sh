@@ -8,6 +8,7 @@
 #SBATCH --constraint=rack1|rack2
 #SBATCH --output=/scratch/me/runs/search-8/slurm-%j.out
 #SBATCH --open-mode=append
+#SBATCH --no-requeue
 #SBATCH --signal=TERM@60
 
 set -euo pipefail
