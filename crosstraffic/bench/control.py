@@ -7,8 +7,10 @@ at most end the run.
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from crosstraffic.bench.ranks import RankIdentity, first_host
@@ -16,6 +18,7 @@ from crosstraffic.bench.ranks import RankIdentity, first_host
 MAX_LINE = 65536
 NUM_PORTS = 8  # tried in turn: one may be taken
 FIRST_PORT, PORT_RANGE = 10000, 9984
+BACKLOG = 4096
 SEND_WITHIN_S = 1.0
 CONNECT_WITHIN_S = 1.0
 
@@ -41,14 +44,18 @@ def meeting(environment: Mapping[str, str], identity: RankIdentity) -> Meeting |
     if identity.launcher == "srun" and "SLURM_JOB_ID" in environment:
         nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_JOB_NODELIST", ""))
         job, step = environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID", "0")
-        if not nodes or not job.isdigit() or not step.isdigit():
+        if not nodes or not _is_number(job) or not _is_number(step):
             return None
         return Meeting(host=first_host(nodes), ports=_ports(int(job) * 5 + int(step)), key=f"slurm {job}.{step}")
-    if identity.launcher == "torchrun" and environment.get("MASTER_PORT", "").isdigit():
+    if identity.launcher == "torchrun" and _is_number(environment.get("MASTER_PORT", "")):
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         run = environment.get("TORCHELASTIC_RUN_ID", "")
         return Meeting(host=host, ports=_ports(port), key=f"torchrun {host}:{port} {run}")
     return None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _ports(number: int) -> tuple[int, ...]:
@@ -101,8 +108,13 @@ class Line:
 
     def next_message(self, within_s: float) -> dict[str, Any]:
         """Wait for one message and return it; an empty one where none comes."""
-        self._socket.settimeout(within_s)
-        return next(self.hear(), {})
+        found: dict[str, Any] = {}
+        until = time.monotonic() + within_s
+        while not found and self.is_open and (left_s := until - time.monotonic()) > 0:
+            self._socket.settimeout(left_s)
+            found = next(self.hear(), {})
+        self._socket.settimeout(SEND_WITHIN_S)
+        return found
 
     def close(self) -> None:
         self.is_open = False
@@ -110,32 +122,63 @@ class Line:
 
 
 def listen(place: Meeting) -> socket.socket | None:
-    """Listen on the first port that is free; None where none is."""
+    """Listen on the first port that is free, for IPv6 too where this machine has it; None where none is free."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     for port in place.ports:
         with contextlib.suppress(OSError):
-            return socket.create_server(("", port), backlog=4096)
+            return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     return None
+
+
+def accept(listener: socket.socket) -> Line | None:
+    """Take up one connection; None where whoever it was is gone already, or this process may open no more.
+
+    The listener must not block: between becoming readable and being asked, a connection can vanish.
+    """
+    try:
+        return Line(listener.accept()[0])
+    except OSError:
+        return None
 
 
 def connect(place: Meeting, index: int) -> Line | None:
     """Try the ``index``-th port (they are tried in turn); None where nobody answers there."""
     port = place.ports[index % len(place.ports)]
+    for address in addresses(place.host):
+        try:
+            connection = socket.create_connection((address, port), timeout=CONNECT_WITHIN_S)
+            if connection.getsockname() == connection.getpeername():  # a free port among those given to clients
+                connection.close()
+                continue
+            return Line(connection)
+        except OSError:
+            continue
+    return None
+
+
+def addresses(host: str) -> tuple[str, ...]:
+    """Return the addresses of a name; none where it does not resolve (yet)."""
     try:
-        return Line(socket.create_connection((place.host, port), timeout=CONNECT_WITHIN_S))
-    except OSError:
-        return None
+        return _resolved(host)
+    except (OSError, UnicodeError):  # no name can be "..": IDNA says so in its own way
+        return ()
+
+
+@cache
+def _resolved(host: str) -> tuple[str, ...]:
+    """Look a name up. What was found is kept: thousands of guards ask again and again until rank 0 is there."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def is_here(host: str) -> bool:
     """Tell whether a name resolves to an address of this machine; False where it does not resolve."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in found:
+    for address in addresses(host):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((address, 0))
         except OSError:
             continue
         return True

@@ -8,11 +8,13 @@ from typing import Literal
 from crosstraffic.bench.heartbeat import Beat, State
 
 SAME_NS, VANISH_NS = 100_000, 50_000_000  # deaths this close together have no order
+MAX_NAMED = 8  # ranks in one text
 STOPPED: Mapping[str, str] = {
     "T": "it is stopped (SIGSTOP)",
     "t": "a debugger holds it",
     "D": "it hangs in the kernel (disk or driver)",
 }
+HELD = "it has failed, but does not end"
 
 What = Literal["killed", "exited", "vanished", "lost", "stands_still", "never_started"]
 
@@ -79,12 +81,16 @@ class Outcome:
     def failure(self) -> str | None:
         """What went wrong, for a person; None where all ranks finished (also when they were asked to stop)."""
         causes = [self.why] if self.why else []
-        causes += [failure.describe() for failure in self.failures]
+        causes += [failure.describe() for failure in self.failures[:MAX_NAMED]]
+        if len(self.failures) > MAX_NAMED:
+            causes.append(f"and {len(self.failures) - MAX_NAMED} ranks more")
         if not causes:
             return None
         lines = ["; ".join(causes)]
         if self.followers:
-            lines[0] += f"; then ranks {', '.join(map(str, self.followers))} ended too"
+            more = len(self.followers) - MAX_NAMED
+            shown = ", ".join(map(str, self.followers[:MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+            lines[0] += f"; then ranks {shown} ended too"
         return "\n".join(lines + [f"  | {line}" for line in self.last_lines])
 
     @property
@@ -123,16 +129,18 @@ def ended_badly(ends: Mapping[int, End], beats: Mapping[int, Beat]) -> list[int]
 def causes_of(bad: Sequence[int], ends: Mapping[int, End], beats: Mapping[int, Beat]) -> list[int]:
     """Return the ranks that ended first, of the gravest kind: a signal or a crash before an error that a rank caught.
 
-    A rank that catches an error says ``failed`` before it exits: it may only have lost its peer. Ranks that vanish
-    (their guards were killed too, then often all by the launcher) within a moment cannot be told apart: all are named.
+    A rank that catches an error says ``failed`` before it exits: it may only have lost its peer. Where all did, the
+    first to say so, while its connections were still open, is the one. Ranks that vanish (their guards were killed
+    too, then often all by the launcher) within a moment cannot be told apart: all are named.
     """
     crashed = [rank for rank in bad if rank not in beats or beats[rank].state != State.FAILED]
-    ordered = sorted(crashed or bad, key=lambda rank: ends[rank].at_ns)
+    at_ns = {rank: ends[rank].at_ns if crashed else round(beats[rank].beat_s * 1e9) for rank in crashed or bad}
+    ordered = sorted(at_ns, key=lambda rank: at_ns[rank])
     first = ends[ordered[0]]
     if first.exit_code in (2, 3):  # all ranks refuse together, for one reason
         return [ordered[0]]
     moment_ns = VANISH_NS if first.exit_code is None and first.signal is None else SAME_NS
-    return [rank for rank in ordered if ends[rank].at_ns - first.at_ns < moment_ns]
+    return [rank for rank in ordered if at_ns[rank] - at_ns[ordered[0]] < moment_ns]
 
 
 def ending_failure(
@@ -183,16 +191,19 @@ def standing_still(
 ) -> tuple[RankFailure, ...]:
     """Return the ranks that hold the others up, most likely first; ``states`` are the letters of ps, by rank.
 
-    In this order: ranks that never said anything; processes that are stopped or hang in the kernel; among ranks in the
-    newest point and its stream those that are calls behind; else the ranks whose beat is oldest in that call.
+    In this order: ranks that never said anything; processes that are stopped or hang in the kernel; ranks that have
+    failed and do not end; among ranks in the newest point and its stream those that are calls behind; else the ranks
+    whose beat is oldest in that call. Ranks that have ended are left out of ``ranks`` and ``beats``.
     """
     hosts = hosts or {}
     silent = [rank for rank in ranks if rank not in beats]
     if silent:
         return tuple(RankFailure(rank=rank, what="never_started", host=hosts.get(rank)) for rank in silent)
     now = time.monotonic()
-    waiting = [beat for beat in beats.values() if beat.state in (State.STARTING, State.MEASURING)]
+    waiting = [beat for beat in beats.values() if beat.state != State.FINISHED]
     notes = {beat.rank: STOPPED[state] for beat in waiting if (state := states.get(beat.rank, "")) in STOPPED}
+    if not notes:
+        notes = {beat.rank: HELD for beat in waiting if beat.state == State.FAILED}
     suspects = [beat for beat in waiting if beat.rank in notes] or _behind(waiting)
     suspects.sort(key=lambda beat: beat.beat_s)
     return tuple(

@@ -21,6 +21,7 @@ from crosstraffic.bench.processes import read_process
 
 MAGIC = 0x43545242_00000001  # the last digits are the version of the layout
 _LAYOUT = struct.Struct("=qqqqqqqdqqdq")
+_PID_OFFSET = 8  # behind the magic number
 _CALL_OFFSET = 4 * 8  # point, stream, call, time of the beat
 _TIME_OFFSET = 7 * 8
 _PROGRESS_OFFSET = 8 * 8  # points done, points in all, seconds left
@@ -72,9 +73,12 @@ class Heart:
         """Write the first beat of this process into a mapped memory; ``stop``: it was asked to end already."""
         process = read_process(os.getpid())
         ticks = 0 if process is None else process.start_ticks
-        earlier = _unpack_flag(memory, _STOP_OFFSET)[0]
-        first = (MAGIC, os.getpid(), ticks, State.STARTING, _NONE, _NONE, _NONE, time.monotonic(), 0, 0, math.nan)
-        memory[: _LAYOUT.size] = _LAYOUT.pack(*first, int(stop or earlier))
+        first = (MAGIC, os.getpid(), ticks, State.STARTING, _NONE, _NONE, _NONE, time.monotonic(), 0, 0, math.nan, 0)
+        packed = _LAYOUT.pack(*first)
+        memory[_PID_OFFSET:_STOP_OFFSET] = packed[_PID_OFFSET:_STOP_OFFSET]  # a reader may ask to stop at any moment
+        memory[:_PID_OFFSET] = packed[:_PID_OFFSET]  # the last: what lies there is a beat now
+        if stop:
+            ask_to_stop(memory)
         self._map = memory
         self.on_progress: Callable[[int, int, float], None] | None = None  # told too, where a person looks
 

@@ -15,13 +15,29 @@ from crosstraffic.bench.failures import (
     standing_still,
 )
 from crosstraffic.bench.heartbeat import Beat, State
+from crosstraffic.bench.messages import Hello, read_beat, read_end, read_lines
 
+BEAT_S = 0.5
+RANKS_PER_S = 1000.0  # of which the guard of rank 0 hears a beat: larger worlds beat more slowly
+BEATS_MISSED = 4  # before a rank counts as silent
 START_WITHIN_S = 120.0  # from the first guard to the last, and until ranks measure
 STAND_STILL_S = 20.0
 STOPPED_S = 8.0  # a rank that the kernel holds is not waited for as long
 LOST_S = 10.0
 SETTLE_S = 1.0  # after the first end or refusal: time for others to follow
+GATHER_S = 5.0  # the same, where some have not come yet: they should hear that the run is over
 STOP_WITHIN_S = 20.0
+LEAVE_WITHIN_S = 20.0  # after rank 0 has ended, for ranks that have finished
+MAX_NAMED = 16  # ranks, nodes or refusals in one text
+
+
+def beat_every_s(world_size: int) -> float:
+    """Return how often a rank says where it is.
+
+    >>> beat_every_s(8), beat_every_s(4096)
+    (0.5, 4.096)
+    """
+    return max(BEAT_S, world_size / RANKS_PER_S)
 
 
 class Member(Protocol):
@@ -35,70 +51,64 @@ class Rank:
     """What is known of one rank. Times are of ``time.monotonic`` here."""
 
     member: Member
-    host: str
-    guard_pid: int
-    facts: Mapping[str, str]  # versions that must agree before anything is tried
-    world_size: int
+    hello: Hello
     heard_s: float
     beat: Beat | None = None
     process_state: str = ""
     end: End | None = None
     last_lines: tuple[str, ...] = ()
 
+    @property
+    def is_done(self) -> bool:
+        """Tell whether it has ended, or has measured and kept all and is on its way out."""
+        return self.end is not None or (self.beat is not None and self.beat.state == State.FINISHED)
+
 
 @dataclass(slots=True)
 class Supervisor:
     """Knows all ranks; ``judge`` is called now and then and returns the outcome once there is one."""
 
-    expected: Sequence[int]  # ranks, the first of them decides when to stop
+    expected: Sequence[int]  # ranks, the first of them decides when to stop, and joins first
     begun_s: float = field(default_factory=time.monotonic)
     ranks: dict[int, Rank] = field(default_factory=dict)
     stop_s: float | None = None
     _refusals: list[str] = field(default_factory=list)
     _twice: dict[int, list[str]] = field(default_factory=dict)
     _bad_s: float | None = None  # when the first refusal or bad end was seen
+    _left_s: float | None = None  # when rank 0 was seen to have ended well
     _moved_s: float = field(default_factory=time.monotonic)
 
-    def join(self, rank: int, found: Rank) -> bool:
+    def join(self, member: Member, hello: Hello) -> bool:
         """Take up a rank; False where one of this number is there already, or the number cannot be."""
-        who = f"pid {found.guard_pid} on {found.host}"
+        now, rank = time.monotonic(), hello.rank
         if rank in self.ranks or rank not in self.expected:
-            self._twice.setdefault(rank, []).append(who)
-            self._bad_s = self._bad_s or time.monotonic()
+            self._twice.setdefault(rank, []).append(_who(hello))
+            self._bad_s = self._bad_s or now
             return False
-        self.ranks[rank] = found
-        self._moved_s = time.monotonic()
+        self.ranks[rank] = Rank(member=member, hello=hello, heard_s=now)
+        self._moved_s = now
         zero = self.ranks.get(self.expected[0])
-        if zero is not None and found.facts != zero.facts:
-            told = [
-                f"{name} is {found.facts.get(name)} on rank {rank} ({found.host}) and {value} on rank 0 ({zero.host})"
-                for name, value in zero.facts.items()
-                if found.facts.get(name) != value
-            ]
-            self._refusals.append(f"{', '.join(told)}: use one environment or container on all nodes")
-            self._bad_s = self._bad_s or time.monotonic()
+        if zero is not None and (told := _differences(hello, zero.hello)):
+            self._refusals.append(told)
+            self._bad_s = self._bad_s or now
         return True
 
     def hear(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Take in what a guard says of its rank."""
+        """Take in what a guard says of its rank.
+
+        Raises:
+            ValueError: it is not what a guard says; the rank is as it was.
+        """
         found, now = self.ranks[rank], time.monotonic()
-        found.heard_s = now
-        if "beat" in message:
-            pid, state, point, stream, call, age_s, process_state = message["beat"]
-            new = (State(state), point, stream, call)
-            old = found.beat
-            if old is None or new != (old.state, old.point, old.stream, old.call):
-                self._moved_s = now
-            found.process_state = process_state
-            found.beat = Beat(
-                rank=rank, pid=pid, start_ticks=0, state=new[0], point=point, stream=stream, call=call,
-                beat_s=now - age_s, points_done=0, points_total=0, seconds_left=None,
-            )  # fmt: skip
-        if "last" in message:
-            found.last_lines = tuple(map(str, message["last"]))
-        if "end" in message:
-            code, signal = message["end"]
-            found.end = End(exit_code=code, signal=signal, at_ns=time.time_ns())
+        beat, process_state = (
+            read_beat(rank, message["beat"], now) if "beat" in message else (found.beat, found.process_state)
+        )
+        lines = read_lines(message["last"]) if "last" in message else found.last_lines
+        end = read_end(message["end"], time.time_ns()) if "end" in message else found.end
+        if beat is not None and (found.beat is None or _progress(beat) != _progress(found.beat)):
+            self._moved_s = now
+        found.heard_s, found.beat, found.process_state, found.last_lines = now, beat, process_state, lines
+        found.end = found.end or end
         if "stop" in message:
             self.ask_to_stop()
 
@@ -118,23 +128,43 @@ class Supervisor:
     def judge(self, stream_names: Callable[[], Sequence[str]]) -> Outcome | None:
         """Return how the run ended, or None while it goes on well."""
         now = time.monotonic()
-        bad = ended_badly(self._ends(), self._beats())
-        if self._bad_s is None and bad:
+        bad = ended_badly(self._ends(), self._beats()) + self._ended_early()
+        is_refused = bool(self._refusals or self._twice)
+        if not bad and not is_refused:
+            self._bad_s = None
+        elif self._bad_s is None:
             self._bad_s = now
+        is_complete = len(self.ranks) == len(self.expected)
         if self._bad_s is not None:
-            if now - self._bad_s < SETTLE_S:
+            if now - self._bad_s < (SETTLE_S if is_complete or is_refused else GATHER_S):
                 return None
-            return self._refused() or self._ended(bad, stream_names())
-        if len(self._ends()) == len(self.expected):
+            return self._refused() if is_refused else self._ended(bad, stream_names())
+        if is_complete and self._has_left(now):
             return Outcome(interrupted=self.stop_s is not None)
-        if len(self.ranks) < len(self.expected):
+        if is_complete and (lost := self._lost(now)):
+            return lost
+        if late := self._late_stop(now, stream_names):
+            return late
+        if not is_complete:
             return self._missing() if now - self.begun_s > START_WITHIN_S else None
-        return self._lost(now) or self._late_stop(now, stream_names) or self._still(now, stream_names)
+        return self._still(now, stream_names)
 
-    @property
-    def _world_size(self) -> int:
-        first = self.ranks.get(self.expected[0])
-        return len(self.expected) if first is None else first.world_size
+    def _has_left(self, now: float) -> bool:
+        """Tell whether all have ended; rank 0 is waited for, ranks that hang after they finished are not."""
+        zero = self.ranks[self.expected[0]]
+        if zero.end is None or not all(found.is_done for found in self.ranks.values()):
+            return False
+        self._left_s = self._left_s or now
+        return now - self._left_s > LEAVE_WITHIN_S or all(found.end is not None for found in self.ranks.values())
+
+    def _ended_early(self) -> list[int]:
+        """Return ranks that ended with exit code 0, but before their work was done: the others wait for them."""
+        return [
+            rank
+            for rank, found in self.ranks.items()
+            if found.end is not None and not found.end.is_bad and found.beat is not None
+            if found.beat.state != State.FINISHED
+        ]
 
     def _beats(self) -> dict[int, Beat]:
         return {rank: found.beat for rank, found in self.ranks.items() if found.beat is not None}
@@ -143,24 +173,23 @@ class Supervisor:
         return {rank: found.end for rank, found in self.ranks.items() if found.end is not None}
 
     def _hosts(self) -> dict[int, str]:
-        return {rank: found.host for rank, found in self.ranks.items()}
+        return {rank: found.hello.host for rank, found in self.ranks.items()}
 
-    def _refused(self) -> Outcome | None:
-        found = list(self._refusals)
-        sizes = sorted({rank.world_size for rank in self.ranks.values()} - {self._world_size})
-        if sizes:
-            found.append(f"some ranks believe in a world of {sizes[0]}, rank 0 in one of {self._world_size}")
-        for rank, others in sorted(self._twice.items()):
+    def _refused(self) -> Outcome:
+        found = self._refusals[:MAX_NAMED]
+        if len(self._refusals) > MAX_NAMED:
+            found.append(f"and {len(self._refusals) - MAX_NAMED} ranks more")
+        for rank, others in sorted(self._twice.items())[:MAX_NAMED]:
             first = self.ranks.get(rank)
             if first is None:
-                found.append(f"rank {rank} ({others[0]}) is outside the {self._world_size} ranks of the launch")
+                found.append(f"rank {rank} ({others[0]}) is outside the {len(self.expected)} ranks of the launch")
                 continue
-            all_of_them = [f"pid {first.guard_pid} on {first.host}", *others]
+            all_of_them = [_who(first.hello), *others]
             found.append(
-                f"{len(all_of_them)} processes say that they are rank {rank}: {', '.join(all_of_them[:8])}. They are "
+                f"{len(all_of_them)} processes say that they are rank {rank}: {_some(all_of_them)}. They are "
                 f"independent jobs: give every task its own rank (srun does; RANK and WORLD_SIZE must not be exported)"
             )
-        return Outcome(why="; ".join(found), code=3) if found else None
+        return Outcome(why="; ".join(found), code=3)
 
     def _ended(self, bad: Sequence[int], stream_names: Sequence[str]) -> Outcome:
         ends, beats, hosts = self._ends(), self._beats(), self._hosts()
@@ -176,58 +205,89 @@ class Supervisor:
 
     def _missing(self) -> Outcome:
         missing = [rank for rank in self.expected if rank not in self.ranks]
-        shown = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
-        hosts = ", ".join(sorted(set(self._hosts().values()))[:16])
         why = (
-            f"ranks {shown} of {self._world_size} did not come within {START_WITHIN_S:g} s; there are ranks on {hosts}"
+            f"ranks {_some(missing)} of {len(self.expected)} did not come within {START_WITHIN_S:g} s; there are ranks "
+            f"on {_some(sorted(set(self._hosts().values())))}"
         )
         return Outcome(why=why, code=3)
 
     def _lost(self, now: float) -> Outcome | None:
-        """Name nodes from which nothing comes any more; a rank that has ended well need not say more."""
-        lost = [rank for rank, found in self.ranks.items() if found.end is None and now - found.heard_s > LOST_S]
+        """Name nodes from which nothing comes any more; a rank that has finished need not say more."""
+        limit_s = max(LOST_S, BEATS_MISSED * beat_every_s(len(self.expected)))
+        silent = {
+            rank: found for rank, found in self.ranks.items() if found.end is None and now - found.heard_s > limit_s
+        }
+        lost = {rank: found for rank, found in silent.items() if not found.is_done}
         if not lost:
             return None
-        silent_s = max(now - self.ranks[rank].heard_s for rank in lost)
-        hosts = {host: [rank for rank in lost if self.ranks[rank].host == host] for host in self._hosts().values()}
-        whole = {host: ranks for host, ranks in hosts.items() if ranks == self._of(host)}
+        silent_s = max(now - found.heard_s for found in lost.values())
+        alive = {found.hello.host for rank, found in self.ranks.items() if found.end is None and rank not in silent}
+        nodes: dict[str, list[int]] = {}
+        for rank, found in sorted(lost.items()):
+            if found.hello.host not in alive:
+                nodes.setdefault(found.hello.host, []).append(rank)
         told = [
-            f"node {host} (ranks {', '.join(map(str, ranks))}) has not been heard for {silent_s:.0f} s: "
-            f"it or its link is down"
-            for host, ranks in sorted(whole.items())
+            f"node {host} (ranks {_some(ranks)}) has not been heard for {silent_s:.0f} s: it or its link is down"
+            for host, ranks in sorted(nodes.items())
         ]
+        if len(told) > MAX_NAMED:
+            told[MAX_NAMED:] = [f"and {len(told) - MAX_NAMED} nodes more"]
         single = tuple(
-            RankFailure(rank=rank, what="lost", host=host, still_s=now - self.ranks[rank].heard_s)
-            for rank in lost
-            if (host := self.ranks[rank].host) not in whole
+            RankFailure(rank=rank, what="lost", host=found.hello.host, still_s=now - found.heard_s)
+            for rank, found in lost.items()
+            if found.hello.host in alive
         )
         return Outcome(why="; ".join(told) or None, failures=single)
 
-    def _of(self, host: str) -> list[int]:
-        return [rank for rank, found in self.ranks.items() if found.host == host and found.end is None]
-
     def _late_stop(self, now: float, stream_names: Callable[[], Sequence[str]]) -> Outcome | None:
-        if self.stop_s is None or now - self.stop_s < STOP_WITHIN_S or self._is_done(self.expected[0]):
+        if self.stop_s is None or now - self.stop_s < STOP_WITHIN_S:
             return None
+        if all(found.is_done for found in self.ranks.values()) and len(self.ranks) == len(self.expected):
+            return None  # rank 0 writes down what was found
         why = f"asked to stop, the ranks did not end within {STOP_WITHIN_S:g} s"
         return Outcome(failures=self._standing(stream_names()), why=why, interrupted=True)
 
     def _still(self, now: float, stream_names: Callable[[], Sequence[str]]) -> Outcome | None:
-        if all(self._is_done(rank) for rank in self.ranks):  # rank 0 may fit and report for as long as it likes
+        if all(found.is_done for found in self.ranks.values()):  # rank 0 may fit and report for as long as it likes
             return None
         measuring = any(beat.state != State.STARTING for beat in self._beats().values())
-        held = any(found.process_state in "Tt" and found.process_state for found in self.ranks.values())
+        held = any(found.process_state in ("T", "t") for found in self.ranks.values() if not found.is_done)
         limit_s = STOPPED_S if held else STAND_STILL_S if measuring else START_WITHIN_S
-        if now - self._moved_s <= limit_s:
+        if now - self._moved_s <= max(limit_s, BEATS_MISSED * beat_every_s(len(self.expected))):
             return None
         return Outcome(failures=self._standing(stream_names()))
 
     def _standing(self, stream_names: Sequence[str]) -> tuple[RankFailure, ...]:
+        there = [rank for rank in self.expected if rank not in self.ranks or self.ranks[rank].end is None]
+        beats = {rank: beat for rank, beat in self._beats().items() if self.ranks[rank].end is None}
         states = {rank: found.process_state for rank, found in self.ranks.items()}
-        return standing_still(self._beats(), states, self.expected, stream_names, self._hosts())
+        return standing_still(beats, states, there, stream_names, self._hosts())
 
-    def _is_done(self, rank: int) -> bool:
-        found = self.ranks.get(rank)
-        if found is None:
-            return False
-        return found.end is not None or (found.beat is not None and found.beat.state == State.FINISHED)
+
+def _who(hello: Hello) -> str:
+    return f"pid {hello.pid} on {hello.host}"
+
+
+def _progress(beat: Beat) -> tuple[object, ...]:
+    return beat.state, beat.point, beat.stream, beat.call
+
+
+def _some(items: Sequence[object]) -> str:
+    shown = ", ".join(map(str, items[:MAX_NAMED]))
+    return shown if len(items) <= MAX_NAMED else f"{shown} and {len(items) - MAX_NAMED} more"
+
+
+def _differences(hello: Hello, zero: Hello) -> str:
+    """Say in what a rank differs from rank 0 that must be the same on all; nothing where they agree."""
+    told = [
+        f"{name} is {hello.facts.get(name)} on rank {hello.rank} ({hello.host}) and {value} on rank 0 ({zero.host})"
+        for name, value in zero.facts.items()
+        if hello.facts.get(name) != value
+    ]
+    found = [f"{', '.join(told)}: use one environment or container on all nodes"] if told else []
+    if hello.world_size != zero.world_size:
+        found.append(
+            f"rank {hello.rank} ({hello.host}) believes in a world of {hello.world_size}, rank 0 ({zero.host}) in one "
+            f"of {zero.world_size}: start all in one launch"
+        )
+    return "; ".join(found)
