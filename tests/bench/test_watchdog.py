@@ -5,16 +5,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from crosstraffic.bench.failures import Outcome, RankFailure
-from crosstraffic.bench.heartbeat import Beat, State, read_beats
+from crosstraffic.bench.heartbeat import Beat, read_beats
 from crosstraffic.bench.launch import LocalRanks, launch_local
 from crosstraffic.bench.processes import Process, running
-from crosstraffic.bench.watchdog import stand_still, watch
+from crosstraffic.bench.watchdog import watch
 
 TRANSPORTS = [pytest.param("mpi", marks=pytest.mark.mpi), pytest.param("gloo", marks=pytest.mark.gloo)]
 NUM_RANKS = 3
@@ -204,42 +203,3 @@ def test_progress_is_what_rank_0_says(tmp_path: Path, environment_of: Environmen
         assert watch(ranks, stop=stop, on_progress=show).failure is None
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert {(total, left) for _, total, left in seen} == {(1000, 1.5)}
-
-
-def beat_of(rank: int, call: int | None, age_s: float, point: int = 4, stream: int = 0) -> Beat:
-    return Beat(
-        rank=rank,
-        pid=os.getpid(),
-        start_ticks=0,
-        state=State.MEASURING,
-        point=None if call is None else point,
-        stream=None if call is None else stream,
-        call=call,
-        beat_s=time.monotonic() - age_s,
-        points_done=0,
-        points_total=9,
-        seconds_left=None,
-    )
-
-
-STILL = {
-    "behind the others": ([beat_of(0, 8, 60), beat_of(1, 7, 60.1), beat_of(2, 8, 60)], [1]),
-    "all in one call, oldest first": ([beat_of(0, 8, 60), beat_of(1, 8, 61), beat_of(2, 8, 60.5)], [1, 2, 0]),
-    "a rank of an earlier point takes no part": (
-        [beat_of(0, 2, 90, point=3), beat_of(1, 8, 60), beat_of(2, 7, 61)],
-        [2],
-    ),
-    "a finished rank is no suspect": (
-        [replace(beat_of(0, 1, 99), state=State.FINISHED), beat_of(1, 8, 60), beat_of(2, 8, 61)],
-        [2, 1],
-    ),
-    "before any call": ([beat_of(0, None, 60), beat_of(1, None, 62), beat_of(2, None, 61)], [1, 2, 0]),
-    "one said nothing": ([beat_of(0, 8, 60), beat_of(1, 8, 60)], [2]),
-}
-
-
-@pytest.mark.parametrize(("beats", "named"), STILL.values(), ids=STILL.keys())
-def test_who_holds_the_others_up(tmp_path: Path, beats: list[Beat], named: list[int]) -> None:
-    ranks = LocalRanks("mpi", 3, tmp_path, [])
-    found = stand_still(ranks, {beat.rank: beat for beat in beats}, ("tp.test",))
-    assert [failure.rank for failure in found] == named
