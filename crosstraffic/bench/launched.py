@@ -28,7 +28,7 @@ from crosstraffic.results.run_info import RunInfo
 
 PROBE_BYTES, PROBE_CALLS = 2**18, 5
 CALL_S = 0.02  # that one call of a suite should take
-MIN_PAYLOAD, MAX_PAYLOAD = 2**16, 2**28
+MIN_PAYLOAD, MAX_PAYLOAD = 2**16, 2**25
 
 
 def conduct_launched(

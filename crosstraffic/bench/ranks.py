@@ -52,6 +52,13 @@ LAUNCHERS: tuple[_Launcher, ...] = (
         world_size=("OMPI_COMM_WORLD_SIZE",),
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
     ),
+    _Launcher(  # with one of its MPI plug-ins, which sets PMI_RANK too
+        name="srun",
+        rank="SLURM_PROCID",
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank="SLURM_LOCALID",
+        needs=("SLURM_STEP_ID", "SLURM_MPI_TYPE"),
+    ),
     _Launcher(name="mpiexec", rank="PMI_RANK", world_size=("PMI_SIZE",), local_rank="MPI_LOCALRANKID"),
     _Launcher(
         name="srun",
@@ -80,7 +87,7 @@ def identify(environment: Mapping[str, str]) -> RankIdentity | None:
         size = next((name for name in launcher.world_size if name in environment), None)
         if size is None or any(name not in environment for name in (launcher.rank, *launcher.needs)):
             continue
-        if launcher.name == "srun" and _number(environment, "SLURM_STEP_ID") >= _FIRST_SPECIAL_STEP:
+        if launcher.name == "srun" and not _is_rank_of_srun(environment, launcher):
             continue
         local = launcher.local_rank
         return RankIdentity(
@@ -92,6 +99,17 @@ def identify(environment: Mapping[str, str]) -> RankIdentity | None:
             is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
     return None
+
+
+def _is_rank_of_srun(environment: Mapping[str, str], launcher: _Launcher) -> bool:
+    """Tell whether srun itself made this process a rank, and did not only start another launcher's helpers."""
+    if _number(environment, "SLURM_STEP_ID") >= _FIRST_SPECIAL_STEP:
+        return False
+    if "SLURM_MPI_TYPE" not in launcher.needs:
+        return True
+    size = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS"))
+    is_same = environment.get("PMI_RANK") == environment[launcher.rank] and environment.get("PMI_SIZE") == size
+    return environment["SLURM_MPI_TYPE"] != "none" and is_same
 
 
 def meeting_point(environment: Mapping[str, str]) -> str | None:

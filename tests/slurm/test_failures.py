@@ -154,7 +154,7 @@ def fails(run: Run, kept: list[bytes], culprit: str, exit_code: int = 1) -> None
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_killed_or_stopped(number: signal.Signals, transport: str, run: Run) -> None:
-    run.submit(transport=transport, calls=300)
+    run.submit(transport=transport, calls=120)
     kept = run.wait_for_records()
     pid = run.pid(1)
     os.kill(pid, number)
@@ -183,7 +183,7 @@ def wait_for_idle() -> None:
 
 
 def test_a_node_whose_link_goes_down(run: Run) -> None:
-    run.submit(calls=300)
+    run.submit(calls=120)
     kept = run.wait_for_records()
     with link_down("n2"):
         until = time.monotonic() + WITHIN_S
@@ -200,7 +200,7 @@ def test_a_node_whose_link_goes_down(run: Run) -> None:
 
 
 def test_a_job_that_is_cancelled(run: Run) -> None:
-    run.submit(calls=300)
+    run.submit(calls=120)
     kept = run.wait_for_records()
     subprocess.run(["scancel", str(run.state()["job_id"])], env=cluster.environment(), check=True, timeout=30)
     assert run.wait()["state"] == "CANCELLED"
@@ -212,7 +212,7 @@ def test_a_job_that_is_cancelled(run: Run) -> None:
 
 
 def test_a_last_line_that_is_torn(run: Run) -> None:
-    run.submit(calls=300)
+    run.submit(calls=120)
     kept = run.wait_for_records(3)
     job = str(run.state()["job_id"])
     subprocess.run(["scancel", "--signal=KILL", "--full", job], env=cluster.environment(), check=True, timeout=30)
@@ -283,7 +283,7 @@ def test_a_disk_that_is_full(run: Run, tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(place)], check=True)
     try:
         run.folder = place / "run"
-        run.submit(calls=400)
+        run.submit(calls=150)
         kept = run.wait_for_records(1)
         fails(run, kept, "No space left on device")
         subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
@@ -293,7 +293,7 @@ def test_a_disk_that_is_full(run: Run, tmp_path: Path) -> None:
 
 
 def test_two_runs_into_one_folder(run: Run) -> None:
-    run.submit(calls=400)
+    run.submit(calls=150)
     kept = run.wait_for_records(1)
     path = run.folder.parent / "run.toml"
     again = (str(PROGRAM), "run", str(path), "--output", str(run.folder), "--resume", "--transport", "gloo")

@@ -63,14 +63,14 @@ def test_slurm_runs_a_job_on_every_node(lab: cluster.Lab) -> None:
 
 def test_tasks_are_told_to_use_the_network(lab: cluster.Lab) -> None:
     done = subprocess.run(
-        ["srun", "-N1", "sh", "-c", "echo $UCX_TLS $GLOO_SOCKET_IFNAME"],
+        ["srun", "-N1", "sh", "-c", "echo $FI_PROVIDER $FI_TCP_IFACE $UCX_TLS $GLOO_SOCKET_IFNAME"],
         env=cluster.environment(),
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert done.stdout.split() == ["tcp,self", network.PORT]
+    assert done.stdout.split() == ["tcp", network.PORT, "tcp,self", network.PORT]
 
 
 @pytest.mark.parametrize(("source", "destination"), [("n1", "n2"), ("n0", "n1"), ("n0", "n2"), ("n2", "n0")])

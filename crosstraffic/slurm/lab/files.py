@@ -9,8 +9,12 @@ CONTROL_PORT, NODE_PORT = 16817, 16818
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"  # without it slurmd 22.05 looks for cgroups and stops
 
 # Nodes of a lab share one kernel: a transport that looks would find shared memory between them. Slurm exports what a
-# task prolog prints.
+# task prolog prints. MPICH takes libfabric: its UCX publishes more than the 1024 bytes a line that Slurm 22.05 reads of
+# PMI-1 (uninitialised memory behind the address), and ranks then fail in MPI_Init now and then.
 TASK_PROLOG = f"""#!/bin/sh
+echo export MPIR_CVAR_CH4_NETMOD=ofi
+echo export FI_PROVIDER=tcp
+echo export FI_TCP_IFACE={PORT}
 echo export UCX_TLS=tcp,self
 echo export UCX_NET_DEVICES={PORT}
 echo export GLOO_SOCKET_IFNAME={PORT}
