@@ -25,6 +25,18 @@ CASES = {
         {key: value for key, value in SRUN.items() if key != "SLURM_STEP_NUM_TASKS"},
         (6, 16, 2, "srun", "tcp://gpu07:20010"),
     ),
+    "srun with an MPI plug-in": (
+        SRUN | {"SLURM_MPI_TYPE": "pmi2", "PMI_RANK": "6", "PMI_SIZE": "8"},
+        (6, 8, 2, "srun", "tcp://gpu07:20010"),
+    ),
+    "mpiexec whose helpers srun started": (
+        SRUN | {"SLURM_MPI_TYPE": "pmi2"} | HYDRA,
+        (2, 4, 2, "mpiexec", "tcp://gpu07:20010"),
+    ),
+    "mpiexec of as many ranks as the step has tasks": (
+        SRUN | {"SLURM_MPI_TYPE": "none", "PMI_RANK": "6", "PMI_SIZE": "8"},
+        (6, 8, None, "mpiexec", "tcp://gpu07:20010"),
+    ),
     "mpiexec of MPICH": (HYDRA, (2, 4, 2, "mpiexec", None)),
     "mpiexec of Open MPI": (OPEN_MPI, (3, 4, 1, "mpiexec (Open MPI)", None)),
     "own launcher": (
