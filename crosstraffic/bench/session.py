@@ -27,7 +27,7 @@ from crosstraffic.patterns.stream import stream_to_dict
 from crosstraffic.results.definitions import definitions_block
 from crosstraffic.results.record import Place, Record
 from crosstraffic.results.run_info import LateRank, PlanInfo, RunInfo, TransportInfo
-from crosstraffic.results.store import RunFolder, is_empty, read_records, read_run_info
+from crosstraffic.results.store import RunFolder, is_empty, num_lines, read_records, read_run_info
 
 NO_LOCKS = "the file system of the run folder has no locks: a second run into it would not be noticed"
 LATE_SHARE = 0.5  # of the isolated records that could name a late rank
@@ -75,7 +75,18 @@ def begin(
             raise UsageError(f"cannot resume {folder}: it was measured with another scenario, rank count or transport")
         budget_s = scenario.measure.budget_s
         planned = info.plan.model_copy(update={"budget_s": budget_s})
-        changes = {"status": "running", "why": None, "scenario": asked, "plan": planned, "budget_s": budget_s}
+        records = read_records(folder)[0]
+        wrong = len({record.point for record in records if record.status == "wrong_data"})
+        again = [f"{wrong} points had wrong data, and were measured again"] if wrong else []
+        changes = {
+            "status": "running",
+            "why": None,
+            "scenario": asked,
+            "plan": planned,
+            "budget_s": budget_s,
+            "resumed_at": (*info.resumed_at, num_lines(folder)),
+            "notes": (*info.notes, *again),
+        }
         info = info.model_copy(update=changes)
     else:
         if folder.exists() and (not folder.is_dir() or not is_empty(folder)):

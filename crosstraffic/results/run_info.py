@@ -74,3 +74,4 @@ class RunInfo(BaseModel):
     budget_s: float | None = None
     late_ranks: tuple[LateRank, ...] = ()
     notes: tuple[str, ...] = ()
+    resumed_at: tuple[int, ...] = ()  # lines that records.jsonl had when the run was taken up again

@@ -25,6 +25,7 @@ from crosstraffic.results.record import Place, Record
 from crosstraffic.results.run_info import RunInfo
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WITHOUT_NUMBERS = ("timeout", "oom", "skipped")
 _KEY = ("point", "kind", "stream", "repeat", "payload_bytes", "cadence", "mode", "baseline_of")
 
 
@@ -234,8 +235,9 @@ def read_run_info(folder: Path | str) -> RunInfo:
 def read_records(folder: Path | str) -> tuple[list[Record], int]:
     """Return the records and how many lines were torn (cut off by a kill) and left out.
 
-    A record without numbers (timeout, oom, skipped) whose point was measured later is left out too, and one of an
-    attempt that other processes disturbed, where a later attempt took its place.
+    Left out too: a record without numbers (timeout, oom, skipped) whose point was measured later; one of an attempt
+    that other processes disturbed, where a later attempt took its place; one that is not ok (wrong data, say), where
+    the run was resumed and the point measured again. Within one attempt wrong data is never hidden.
 
     Raises:
         UsageError: a whole line is JSON but not a record.
@@ -244,6 +246,8 @@ def read_records(folder: Path | str) -> tuple[list[Record], int]:
     if not path.exists():
         return [], 0
     records: dict[tuple[Any, ...], Record] = {}
+    lines: dict[tuple[Any, ...], int] = {}
+    resumed_at = _resumed_at(folder)
     num_torn = 0
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
@@ -260,12 +264,25 @@ def read_records(folder: Path | str) -> tuple[list[Record], int]:
         key = tuple(getattr(record, name) for name in _KEY)
         earlier = records.get(key)
         again = earlier is not None and record.num_disturbed > earlier.num_disturbed
-        if earlier is not None and (again or earlier.status in ("timeout", "oom", "skipped")):
+        resumed = earlier is not None and any(lines[key] <= at < number for at in resumed_at)
+        failed = earlier is not None and (earlier.status in _WITHOUT_NUMBERS or (resumed and earlier.status != "ok"))
+        if again or failed:
             del records[key]
         elif earlier is not None:
             key = (*key, number)
-        records[key] = record
+        records[key], lines[key] = record, number
     return list(records.values()), num_torn
+
+
+def num_lines(folder: Path | str) -> int:
+    """Return how many lines records.jsonl has, a torn last one counted."""
+    path = Path(folder) / "records.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def _resumed_at(folder: Path | str) -> tuple[int, ...]:
+    """Return after which lines of records.jsonl the run was resumed; none where there is no run.json to tell."""
+    return read_run_info(folder).resumed_at if (Path(folder) / "run.json").is_file() else ()
 
 
 def load(folder: Path | str) -> pd.DataFrame:

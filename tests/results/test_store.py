@@ -11,6 +11,7 @@ from synthetic import a_record, run_dict
 
 from crosstraffic.errors import EnvironmentRefused, UsageError
 from crosstraffic.results.record import Record
+from crosstraffic.results.run_info import RunInfo
 from crosstraffic.results.store import RunFolder, load, load_run, load_samples, read_records
 
 
@@ -67,6 +68,19 @@ def test_a_failed_record_is_replaced_by_its_second_try_but_never_an_ok_one(folde
     folder.append(a_record(point="a"))
     folder.append(a_record(point="a", num_samples=4))
     assert load(folder.path)["num_samples"].tolist() == [3, 4]
+
+
+def test_wrong_data_is_replaced_only_by_what_was_measured_after_a_resume(folder: RunFolder) -> None:
+    wrong = a_record(status="wrong_data", why="bytes")
+    folder.append(wrong)
+    folder.append(a_record())
+    assert [record.status for record in read_records(folder.path)[0]] == ["wrong_data", "ok"]
+    folder.write_run(RunInfo.model_validate(run_dict()).model_copy(update={"resumed_at": (2,)}))
+    folder.append(a_record(point="q", status="wrong_data", why="bytes"))
+    folder.append(a_record())
+    found = [(record.point, record.status) for record in read_records(folder.path)[0]]
+    assert found.count((wrong.point, "wrong_data")) == 0
+    assert ("q", "wrong_data") in found
 
 
 def test_a_whole_line_that_is_no_record_is_refused_with_its_number(folder: RunFolder) -> None:

@@ -1,10 +1,11 @@
 """Spoil what comes out of one node of a lab: ``python corrupt.py PORT OTHER`` passes Ethernet frames between two ports.
 
-In every large TCP segment that it gets from PORT it changes one byte of the data and corrects the checksum, as a bad
-switch or network card does: TCP takes it for good.
+From SIGUSR1 on it changes one byte of the data in every large TCP segment that it gets from PORT and corrects the
+checksum, as a bad switch or network card does: TCP takes it for good.
 """
 
 import select
+import signal
 import socket
 import struct
 import sys
@@ -49,6 +50,8 @@ def listen(port: str) -> socket.socket:
 
 def main() -> None:
     first, second = map(listen, sys.argv[1:3])
+    asked: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
     print("ready", flush=True)
     while True:
         for port in select.select([first, second], [], [])[0]:
@@ -56,7 +59,7 @@ def main() -> None:
             if address[2] == _OUTGOING:  # what this program itself sent
                 continue
             if port is first:
-                second.send(spoil(frame))
+                second.send(spoil(frame) if asked else frame)
             else:
                 first.send(frame)
 
