@@ -5,11 +5,12 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
-from crosstraffic.bench.heartbeat import ask_to_stop, beat_in
+from crosstraffic.bench.heartbeat import State, ask_to_stop, beat_in
 from crosstraffic.bench.messages import MAX_LINES, beat_message
-from crosstraffic.bench.processes import read_process
+from crosstraffic.bench.processes import SHARED_PREFIX, read_process, shared_segments
 
 KEPT_BYTES = 8192
 DUMP_S = 0.5  # for a rank to write down in which Python call it is
@@ -25,6 +26,7 @@ class Child:
         self.rank, self.pid = rank, pid
         self._memory, self._log = memory, log
         self._is_told = False
+        self._segments: frozenset[Path] | None = None
         self.exit_code: int | None = None
         self.signal: str | None = None
 
@@ -43,12 +45,15 @@ class Child:
         code = os.waitstatus_to_exitcode(status)
         self.exit_code = code if code >= 0 else None
         self.signal = _name(-code) if code < 0 else None
+        if code:
+            self._clean()
         return True
 
     def kill(self) -> None:
         """End it now, and wait for that, but not for ever."""
         if self.is_over or self.reap():
             return
+        self._look_at_segments()
         os.kill(self.pid, signal.SIGKILL)
         until = time.monotonic() + KILL_WITHIN_S
         while not self.reap() and time.monotonic() < until:
@@ -74,6 +79,8 @@ class Child:
         beat = beat_in(self._memory, self.rank)
         if beat is not None:
             process = None if self.is_over else read_process(self.pid)
+            if beat.state == State.MEASURING and self._segments is None:
+                self._look_at_segments()
             found.append(beat_message(beat, "" if process is None else process.state, time.monotonic()))
         if self.is_over and not self._is_told:
             self._is_told = True
@@ -84,6 +91,16 @@ class Child:
     def last_lines(self) -> list[str]:
         """Return what it printed last."""
         return self._read(max(self._size() - KEPT_BYTES, 0)).splitlines()[-MAX_LINES:]
+
+    def _look_at_segments(self) -> None:
+        """Take down which shared memory it has mapped: nobody removes that of a rank that is killed."""
+        process = read_process(self.pid)
+        if process is not None:
+            self._segments = (self._segments or frozenset()) | shared_segments(process, SHARED_PREFIX)
+
+    def _clean(self) -> None:
+        for path in self._segments or ():
+            path.unlink(missing_ok=True)
 
     def _size(self) -> int:
         return os.fstat(self._log.fileno()).st_size

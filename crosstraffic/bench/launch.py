@@ -14,13 +14,20 @@ from types import FrameType
 
 from crosstraffic.bench.guard import MODULE_VARIABLE, RUN_VARIABLE, log_path
 from crosstraffic.bench.heartbeat import ranks_folder, read_beats, request_stop
-from crosstraffic.bench.processes import Process, descendants, read_process, running, send_signal, shared_segments
+from crosstraffic.bench.processes import (
+    SHARED_PREFIX,
+    Process,
+    descendants,
+    read_process,
+    running,
+    send_signal,
+    shared_segments,
+)
 from crosstraffic.bench.ranks import STORE_VARIABLE
 from crosstraffic.errors import EnvironmentRefused, UsageError
 
 WORKER = "crosstraffic.bench.worker"
 MAX_LOCAL_RANKS = 256
-SHARED_PREFIX = "mpich_shm_"  # memory that ranks of MPICH share, a file of their own in /dev/shm
 _TERMINATE_S, _KILL_S = 3.0, 5.0  # how long a launcher may take to end after SIGTERM, and after SIGKILL
 _PASSED = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV")
 _PASSED_PREFIXES = ("LC_", "MPICH_", "MPIR_CVAR_", "UCX_", "FI_", "OMPI_MCA_", "GLOO_", "NCCL_", "CUDA_", "PYTHONHASH")

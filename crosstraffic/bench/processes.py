@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+SHARED_PREFIX = "mpich_shm_"  # memory that ranks of MPICH share, a file of their own in /dev/shm
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (where Linux keeps POSIX shared memory)
 
 

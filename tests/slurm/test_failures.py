@@ -163,8 +163,7 @@ def fails(run: Run, kept: list[bytes], culprit: str, exit_code: int = 1) -> None
     assert (run.folder / "records.jsonl").read_bytes().splitlines()[: len(kept)] == kept
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("number", "transport"), [(signal.SIGKILL, "gloo"), (signal.SIGSTOP, "mpi")])
 def test_a_rank_that_is_killed_or_stopped(number: signal.Signals, transport: str, run: Run) -> None:
     run.submit(transport=transport, calls=120)
     kept = run.wait_for_records()

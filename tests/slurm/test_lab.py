@@ -73,6 +73,19 @@ def test_tasks_are_told_to_use_the_network(lab: cluster.Lab) -> None:
     assert done.stdout.split() == ["tcp", network.PORT, "tcp,self", network.PORT]
 
 
+def test_nodes_share_no_memory(lab: cluster.Lab) -> None:
+    seen = subprocess.run(
+        ["srun", "-N3", "sh", "-c", "mktemp -p /dev/shm ct.XXXXXX > /dev/null; sleep 1; ls /dev/shm | grep -c ^ct"],
+        env=cluster.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert seen.stdout.split() == ["1"] * 3
+    assert not list(Path("/dev/shm").glob("ct.*"))
+
+
 @pytest.mark.parametrize(("source", "destination"), [("n1", "n2"), ("n0", "n1"), ("n0", "n2"), ("n2", "n0")])
 def test_a_link_has_its_rate(lab: cluster.Lab, source: str, destination: str) -> None:
     truth = SPEC.goodput_bytes_per_s(source, destination)

@@ -30,17 +30,17 @@ def address(node: str) -> str:
 
 
 def inside(node: str, command: Command) -> Command:
-    """Return a command to be run in the network and under the host name of a node."""
+    """Return a command to be run in the network and under the host name of a node, with shared memory of its own."""
     return (
         "ip",
         "netns",
         "exec",
         namespace(node),
         "unshare",
-        "-u",
+        "-um",
         "sh",
         "-c",
-        'hostname "$0" && exec "$@"',
+        'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"',
         node,
         *command,
     )
