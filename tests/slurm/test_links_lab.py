@@ -75,7 +75,6 @@ def test_a_healthy_lab_is_healthy_and_its_rates_are_the_truth(transport: str, tm
     [
         ("n2=50mbit", "slow_node", ["n2"]),
         ("n1>=50mbit", "slow_send", ["n1"]),
-        ("n1<=50mbit", "slow_receive", ["n1"]),
         ("n0-n3=50mbit", "slow_pair", ["n0", "n3"]),
         ("n3>n1=50mbit", "slow_direction", ["n3", "n1"]),
     ],

@@ -92,11 +92,12 @@ def test_a_job_that_waits_for_a_drained_node_is_told_and_runs_once_it_is_back(la
 
 def test_a_job_that_is_over_its_time_keeps_what_it_has(lab: cluster.Lab, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    submit(folder, "--nodes", 2, "--time", 2, budget=600, max_calls=10**6, target=1e-6)
+    submit(folder, "--nodes", 2, "--time", 2, budget=600, max_calls=1500, target=1e-6)
     said = call("status", folder, "--wait")
     assert said.returncode == 1, said.stdout
     row = json.loads(call("status", folder, "--json").stdout)[0]
-    assert row["run"]["why"]
+    assert row["run"]["status"] == "interrupted", row
+    assert row["run"]["why"].startswith("interrupted after ")
     assert 0 < row["run"]["num_done"] < row["run"]["num_points"]
 
 
