@@ -84,7 +84,6 @@ def submit(
     from datetime import UTC, datetime
 
     from crosstraffic.bench.scenario import default_scenario, read_scenario
-    from crosstraffic.bench.suites import check_suite
     from crosstraffic.commands.errors import planning
     from crosstraffic.slurm import submit as slurm_submit
     from crosstraffic.slurm.job import TEMPLATE, Job, render
@@ -94,6 +93,8 @@ def submit(
         is_file = scenario is not None and Path(scenario).suffix == ".toml"
         file = None if scenario is None else read_scenario(scenario)
         if suite is not None:
+            from crosstraffic.bench.suites import check_suite
+
             check_suite(suite)
         if budget is not None and not 0 < budget < math.inf:
             raise ValueError(f"--budget must be more than 0 seconds, and finite: {budget:g}")
