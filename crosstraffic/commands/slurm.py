@@ -141,6 +141,7 @@ def submit(
         if sweep_nodes is not None:
             jobs = [replace(whole, num_nodes=size, output=f"{whole.output}/nodes-{size:04d}") for size in sizes]
         texts = [render(job, template or TEMPLATE) for job in jobs]
+    _check_transport(kind, is_only_printed=dry_run)
     if suite is None or budget is not None:  # how long a suite takes follows from its nodes
         _warn_of_limit(time, budget or (file or default_scenario(whole.num_ranks)).measure.budget_s)
     if dry_run:
@@ -154,6 +155,22 @@ def submit(
             print(f"{done[-1].ids[-1]} {done[-1].folder}")
     if as_json:
         print(json.dumps([{"job_id": one.ids[-1], "folder": str(one.folder)} for one in done]))
+
+
+def _check_transport(name: str, *, is_only_printed: bool) -> None:
+    """Refuse a transport that ranks could not open; a script that is only printed may be for a later version."""
+    from crosstraffic.errors import UsageError
+
+    if name in ("mpi", "gloo"):  # spares an import
+        return
+    from crosstraffic.bench.open import TRANSPORTS
+
+    if name in TRANSPORTS:
+        return
+    told = f"this version has no transport {name}: ranks would refuse to start"
+    if not is_only_printed:
+        raise UsageError(f"{told}; take gloo or mpi")
+    typer.echo(f"warning: {told}", err=True)
 
 
 def _warn_of_limit(limit: str | None, budget_s: float) -> None:

@@ -276,6 +276,7 @@ def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):
         (("--nodes", 1, "--sbatch=--wrap=reboot",), "--wrap has its own"),
         (("missing.toml", "--nodes", 1), "no such scenario: 'missing.toml'"),
         (("--nodes", 1, "--template", "missing.j2"), "template missing.j2"),
+        (("--nodes", 1, "--gpus-per-node", 8), "this version has no transport nccl"),
     ],
 )  # fmt: skip
 def test_bad_use_is_refused_before_anything_is_submitted(words, message, programs, tmp_path):
