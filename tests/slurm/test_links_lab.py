@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 PROGRAM = Path(sys.executable).with_name("crosstraffic")
-NUM_NODES, BUDGET_S = 4, 40
+NUM_NODES, BUDGET_S = 4, 30
 PLUG_INS = {"gloo": "none", "mpi": "pmi2"}
 
 
@@ -76,7 +76,6 @@ def test_a_healthy_lab_is_healthy_and_its_rates_are_the_truth(transport: str, tm
         ("n2=50mbit", "slow_node", ["n2"]),
         ("n1>=50mbit", "slow_send", ["n1"]),
         ("n0-n3=50mbit", "slow_pair", ["n0", "n3"]),
-        ("n3>n1=50mbit", "slow_direction", ["n3", "n1"]),
     ],
 )
 def test_a_slow_link_is_named(limit: str, kind: str, nodes: list[str], tmp_path: Path) -> None:
