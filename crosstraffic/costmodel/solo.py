@@ -287,11 +287,15 @@ def group_terms(
             raise ValueError(f"{stream.name} crosses a tier that no fitted stream used: {tier}")
         latency += count * solo.latency_s.get(tier, 0.0)
     costs: dict[tuple[str, int], float] = {}
+    held = False
     for (kind, index), amount in part.load.items():
         link = kind.partition("_")[0]
         if link not in solo.links:
             continue  # the machine has no such link of its own, as far as its times tell
+        held = held or solo.links[link].measured
         costs[kind, index] = amount * family.transfer_scale / solo.links[link].bandwidth_bytes_per_s
+    if held:  # a link that no time was held by has a bound for a bandwidth: beside one that was, it holds nobody
+        costs = {key: cost for key, cost in costs.items() if solo.links[key[0].partition("_")[0]].measured}
     return Terms(
         ranks=part.ranks,
         steps=max(1, sum(part.steps)),
