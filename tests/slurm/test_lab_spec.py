@@ -61,7 +61,7 @@ def test_what_was_made_is_unmade() -> None:
 def test_words_of_a_command_stay_words() -> None:
     words = inside("n1", ("echo", "$(reboot)", "; reboot", "--help"))
     assert words[-4:] == ("echo", "$(reboot)", "; reboot", "--help")
-    assert words[7:9] == ("-c", 'hostname "$0" && exec "$@"')
+    assert words[7:9] == ("-c", 'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && exec "$@"')
 
 
 def test_files_name_every_node(tmp_path) -> None:
