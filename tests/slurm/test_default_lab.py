@@ -1,8 +1,6 @@
 """The default scenario as a job over four nodes of two ranks: submitted, collected, fitted, reported."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,17 +12,12 @@ import pytest
 from crosstraffic.bench.scenario import BUILT_IN
 from crosstraffic.results.store import load_run
 from crosstraffic.slurm.lab import cluster
-from crosstraffic.slurm.lab.processes import running
 from crosstraffic.slurm.lab.spec import LabSpec
 
-MISSING = [program for program in cluster.PROGRAMS if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slurm,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"a lab needs {', '.join(MISSING)}"),
-    pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 PROGRAM = Path(sys.executable).with_name("crosstraffic")
 NUM_NODES, RANKS_PER_NODE = 4, 2

@@ -1,8 +1,6 @@
 """``crosstraffic doctor`` through srun on two nodes of a lab: who runs where, on which interface, and refusals."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,16 +10,11 @@ from typing import Any
 import pytest
 
 from crosstraffic.slurm.lab import cluster, network
-from crosstraffic.slurm.lab.processes import running
 from crosstraffic.slurm.lab.spec import LabSpec
 
-MISSING = [program for program in cluster.PROGRAMS if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slurm,
-    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"a lab needs {', '.join(MISSING)}"),
-    pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 PROGRAM = Path(sys.executable).with_name("crosstraffic")
 

@@ -19,17 +19,12 @@ import pytest
 from crosstraffic.bench.processes import read_process
 from crosstraffic.results.store import read_records, read_run_info
 from crosstraffic.slurm.lab import cluster, network
-from crosstraffic.slurm.lab.processes import running
 from crosstraffic.slurm.lab.spec import LabSpec
 
-MISSING = [program for program in cluster.PROGRAMS if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slurm,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"a lab needs {', '.join(MISSING)}"),
-    pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 # Points of some hundred calls, so that something can happen to them; the last run of a test measures them in seconds.
 SCENARIO = """

@@ -1,7 +1,6 @@
 """A real lab on this machine: nodes answer by name, links have the rate asked for, nothing is left behind."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +13,9 @@ from crosstraffic.slurm.lab import cluster, network
 from crosstraffic.slurm.lab.processes import is_alive, running
 from crosstraffic.slurm.lab.spec import LabSpec, parse_limit
 
-MISSING = [program for program in cluster.PROGRAMS if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slurm,
-    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"a lab needs {', '.join(MISSING)}"),
-    pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 TCP = Path(__file__).parent / "tcp.py"
 MBIT = 10**6

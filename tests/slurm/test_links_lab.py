@@ -1,8 +1,6 @@
 """The links suite on a lab of known rates: healthy links are measured right, and each fault is named."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +11,12 @@ from typing import Any
 import pytest
 
 from crosstraffic.slurm.lab import cluster
-from crosstraffic.slurm.lab.processes import running
 from crosstraffic.slurm.lab.spec import LabSpec, parse_limit
 
-MISSING = [program for program in cluster.PROGRAMS if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slurm,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"a lab needs {', '.join(MISSING)}"),
-    pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 PROGRAM = Path(sys.executable).with_name("crosstraffic")
 NUM_NODES, BUDGET_S = 4, 60

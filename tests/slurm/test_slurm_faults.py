@@ -1,8 +1,6 @@
 """Faults of a real cluster: a node out of service, a time limit that comes too soon, a pair of nodes cut apart."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,18 +9,13 @@ from pathlib import Path
 import pytest
 
 from crosstraffic.slurm.lab import cluster, network
-from crosstraffic.slurm.lab.processes import running
 from crosstraffic.slurm.lab.spec import LabSpec
 
-MISSING = [program for program in cluster.PROGRAMS if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slurm,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root"),
-    pytest.mark.skipif(bool(MISSING), reason=f"a lab needs {', '.join(MISSING)}"),
-    pytest.mark.skipif(bool(running(cluster.DAEMONS)), reason="a Slurm runs on this machine already"),
 ]
 SCENARIO = """
 name = "faults"
