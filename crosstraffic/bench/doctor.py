@@ -23,7 +23,7 @@ from typing import Any
 from crosstraffic.bench.clocks import synchronise
 from crosstraffic.bench.diagnosis import Diagnosis, diagnosis_to_dict, read_diagnosis, write_diagnosis
 from crosstraffic.bench.heartbeat import Heart, State
-from crosstraffic.bench.launch import launch_local
+from crosstraffic.bench.launch import DEFAULT_RANKS, launch_local
 from crosstraffic.bench.libraries import availability
 from crosstraffic.bench.open import SIMULATED, open_transport, resolve_transport
 from crosstraffic.bench.preflight import check, check_ranks, gather
@@ -35,7 +35,6 @@ from crosstraffic.bench.watchdog import watch
 from crosstraffic.errors import CrosstrafficError, EnvironmentRefused, UsageError
 
 MODULE = "crosstraffic.bench.doctor"
-DEFAULT_RANKS = 4  # as many as a run starts without being told
 START_LIMIT_S = 60.0
 MARGIN_S = 5.0  # for what a rank does between its bounded steps
 NUM_ROUNDS = 30  # ping-pongs with each rank

@@ -27,7 +27,7 @@ from crosstraffic.bench.ranks import STORE_VARIABLE
 from crosstraffic.errors import EnvironmentRefused, UsageError
 
 WORKER = "crosstraffic.bench.worker"
-MAX_LOCAL_RANKS = 256
+DEFAULT_RANKS, MAX_LOCAL_RANKS = 4, 256
 _TERMINATE_S, _KILL_S = 3.0, 5.0  # how long a launcher may take to end after SIGTERM, and after SIGKILL
 _PASSED = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV")
 _PASSED_PREFIXES = ("LC_", "MPICH_", "MPIR_CVAR_", "UCX_", "FI_", "OMPI_MCA_", "GLOO_", "NCCL_", "CUDA_", "PYTHONHASH")

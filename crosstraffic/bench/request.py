@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from crosstraffic.bench.launch import DEFAULT_RANKS
 from crosstraffic.bench.open import SIMULATED
 from crosstraffic.bench.plan import Point, make_plan
 from crosstraffic.bench.ranks import RankIdentity
@@ -17,8 +18,6 @@ from crosstraffic.bench.suites import check_suite, links_scenario, suite_file
 from crosstraffic.errors import CrosstrafficError, UsageError
 from crosstraffic.results.run_info import RunInfo
 from crosstraffic.results.store import read_run_info
-
-DEFAULT_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
