@@ -16,7 +16,7 @@ INTERRUPTED = 130  # as a shell says it
 
 def status(
     folder: Folder,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the job is over, complete or blocked.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the job is over or blocked.")] = False,
     every: Annotated[
         float | None, typer.Option("--every", help="Seconds between looks of --wait; default: 1, growing to 15.")
     ] = None,

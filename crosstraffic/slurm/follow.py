@@ -118,8 +118,8 @@ class Followed:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether waiting changes nothing."""
-        return self.state.is_over or self.run.is_complete or bool(self.state.blocked)
+        """Tell whether waiting changes nothing. A job with all its points may still be fitting, or writing its report."""
+        return self.state.is_over or bool(self.state.blocked)
 
     @property
     def exit_code(self) -> int:

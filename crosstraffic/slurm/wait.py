@@ -17,7 +17,7 @@ def wait(
     on_refusal: Callable[[EnvironmentRefused], None] = lambda refusal: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Sequence[Followed]:
-    """Look again and again until every job is over or complete, or one is blocked; return what was seen last.
+    """Look again and again until every job is over, or one is blocked; return what was seen last.
 
     Pauses grow from 1 to 15 s, or are ``every_s``. A Slurm that does not answer for a while (its controller starts
     anew) is asked again.
