@@ -261,6 +261,7 @@ def places(reports: Sequence[RankReport]) -> list[Place]:
             nic=item.nic,
             nic_how=item.nic_how,
             gpus=tuple(gpu.name for gpu in item.seen.gpus),
+            machine=item.machine,
         )
         for item in ordered
     ]

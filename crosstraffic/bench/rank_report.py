@@ -1,11 +1,13 @@
 """What one rank says about itself before anything is measured, and how ranks are named to a person."""
 
+import hashlib
 import json
 import os
 import platform
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +30,7 @@ ALLOWED = (
 ALLOWED_PREFIXES = ("MPICH_", "MPIR_CVAR_", "UCX_", "FI_", "GLOO_", "NCCL_")
 _SECRET_WORDS = ("TOKEN", "SECRET", "PASS", "KEY", "CREDENTIAL", "AUTH")
 _MAX_VALUE = 512
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux; another one after each boot, the same in all containers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,8 @@ class RankReport:
     """What one rank says about itself.
 
     ``device`` is a GPU's UUID or PCI address, None on host transports; ``seen`` is the hardware that the rank sees;
-    ``num_cpus`` are those of its host, ``cpus`` those it may use; ``missing``: why its transport cannot start there.
+    ``num_cpus`` are those of its host, ``cpus`` those it may use; ``missing``: why its transport cannot start there;
+    ``machine`` is the same for hosts that are one machine (containers, namespaces).
     """
 
     rank: int
@@ -53,6 +57,7 @@ class RankReport:
     num_cpus: int | None = None
     seen: Devices = field(default_factory=Devices)
     missing: str | None = None
+    machine: str | None = None
 
 
 def look_at_rank(rank: int, world_size: int, transport_name: str) -> RankReport:
@@ -84,7 +89,17 @@ def look_at_rank(rank: int, world_size: int, transport_name: str) -> RankReport:
         num_cpus=os.cpu_count(),
         seen=seen,
         missing=why_not(transport_name),
+        machine=_machine(),
     )
+
+
+def _machine() -> str | None:
+    """Return a short hash of the running kernel's boot id; None where the kernel gives none."""
+    try:
+        boot_id = BOOT_ID.read_bytes().strip()
+    except OSError:
+        return None
+    return hashlib.sha256(boot_id).hexdigest()[:12]
 
 
 def report_to_json(found: RankReport) -> bytes:

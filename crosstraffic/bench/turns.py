@@ -21,14 +21,16 @@ MANY_TRIES = 12
 
 
 def polled_processors(transport_name: str, places: Sequence[Place]) -> int | None:
-    """Return how many processors ranks keep busy by polling, over all nodes; None where their ranks sleep instead."""
+    """Return how many processors ranks keep busy by polling, over all machines; None where ranks sleep instead.
+
+    Hosts that are one machine (containers, namespaces) share its processors.
+    """
     if transport_name != "mpi":
         return None
-    nodes = {place.node for place in places}
-    total = 0
-    for node in nodes:
-        own = [place for place in places if place.node == node]
-        total += min(len(own), len({cpu for place in own for cpu in place.cpus}))
+    machines: dict[str, list[Place]] = {}
+    for place in places:
+        machines.setdefault(place.machine or f"node {place.node}", []).append(place)
+    total = sum(min(len(own), len({cpu for place in own for cpu in place.cpus})) for own in machines.values())
     return total or None
 
 

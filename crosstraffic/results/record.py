@@ -107,6 +107,7 @@ class Place(BaseModel):
     nic: str | None
     nic_how: str | None = None
     gpus: tuple[str, ...] = ()
+    machine: str | None = None  # hash of what tells running kernels apart
 
 
 class ClockModel(BaseModel):
