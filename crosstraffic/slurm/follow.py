@@ -118,7 +118,7 @@ class Followed:
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether waiting changes nothing. A job with all its points may still be fitting, or writing its report."""
+        """Tell whether waiting changes nothing. A job that has all its points may yet be fitting or reporting."""
         return self.state.is_over or bool(self.state.blocked)
 
     @property
