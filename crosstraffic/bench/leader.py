@@ -72,8 +72,7 @@ class Leader:
 
     def asked_to_stop(self, name: str) -> None:
         """End the run in order: a signal asks for it."""
-        if self._supervisor.stop_s is None:
-            print(f"{name}: ending in order, what is measured is kept", file=sys.stderr, flush=True)
+        self._told_to_stop(name)
         self._supervisor.ask_to_stop()
 
     def tick(self, now: float) -> None:
@@ -103,6 +102,10 @@ class Leader:
         if self._listener is not None:
             self._listener.close()
 
+    def _told_to_stop(self, name: str) -> None:
+        if self._supervisor.stop_s is None:
+            print(f"{name}: ending in order, what is measured is kept", file=sys.stderr, flush=True)
+
     def _tell(self, message: Mapping[str, Any]) -> None:
         for line in self._ranks:
             line.say(message)
@@ -121,6 +124,8 @@ class Leader:
                 if not line.is_open:
                     break
             else:
+                if "stop" in message:  # its signal may be here before the own one
+                    self._told_to_stop(str(message["stop"]))
                 with contextlib.suppress(ValueError):  # not what a guard of ours says
                     self._supervisor.hear(rank, message)
         if not line.is_open:

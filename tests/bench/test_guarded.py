@@ -120,7 +120,7 @@ def test_a_rank_that_breaks(tmp_path: Path, broken: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_to_all_ends_in_order_and_resume_measures_the_rest(tmp_path: Path, number: signal.Signals) -> None:
-    with launched(tmp_path, num_ranks=2) as launch:
+    with launched(tmp_path, num_ranks=2, calls=800) as launch:
         launch.wait_for_records()
         launch.send(number)
         assert launch.codes(ENDS_WITHIN_S) == [1, 0], launch.said()
@@ -132,7 +132,7 @@ def test_a_signal_to_all_ends_in_order_and_resume_measures_the_rest(tmp_path: Pa
     lines = (launch.folder / "records.jsonl").read_bytes()
 
     path = tmp_path / "guarded.toml"
-    with launched(tmp_path, "--resume", num_ranks=2) as launch:
+    with launched(tmp_path, "--resume", num_ranks=2, calls=800) as launch:
         assert launch.codes(200) == [0, 0], launch.said()
     assert path.exists()
     assert read_run_info(launch.folder).status == "complete"
@@ -147,6 +147,7 @@ def test_a_signal_to_one_rank_that_is_not_the_first(tmp_path: Path) -> None:
         launch.wait_for_records()
         launch.processes[1].send_signal(signal.SIGTERM)
         assert launch.codes(ENDS_WITHIN_S) == [1, 0], launch.said()
+    assert launch.said().count("SIGTERM: ending in order") == 1
     assert read_run_info(launch.folder).status == "interrupted"
 
 
