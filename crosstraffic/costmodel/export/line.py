@@ -105,3 +105,20 @@ def peak_bus_bytes_per_s(cells: pd.DataFrame) -> float:
         raise ValueError("no cells to take a bandwidth from")
     _, sent = ring_shape(cells)
     return float((sent / cells["time_s"].to_numpy(float)).max())
+
+
+def tier_cells(cells: pd.DataFrame, kernel: str, *, across: bool) -> pd.DataFrame:
+    """Return the cells that tell about links within a node, or between nodes, of neighbouring ranks in one group.
+
+    Between nodes those with one rank on each node are taken where there are any: only they meet no other link.
+    """
+    mine: pd.DataFrame = cells[
+        cells["op"].isin(RING)
+        & ((cells["kernel"] == kernel) | (cells["op"] == "send_recv"))
+        & (cells["num_groups"] == cells["num_groups"].min())
+    ]
+    if not across:
+        return mine[(mine["num_nodes"] == 1) & (mine["placement"] == "consecutive")]
+    between: pd.DataFrame = mine[mine["num_nodes"] > 1]
+    alone: pd.DataFrame = between[between["ranks_per_node"] == 1]
+    return between[between["placement"] == "consecutive"] if alone.empty else alone

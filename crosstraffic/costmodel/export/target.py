@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from crosstraffic.costmodel.export.files import check_name
 
 Framework = Literal["vllm", "sglang", "trtllm"]
-Topology = Literal["Switch", "Ring", "FullyConnected"]
+Topology = Literal["Switch", "Ring"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
