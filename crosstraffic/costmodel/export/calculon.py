@@ -6,11 +6,9 @@ S / n) / (bandwidth x efficiency), GB/s of 10^9 bytes and seconds; the latency i
 
 import json
 
-import numpy as np
-
 from crosstraffic.costmodel.export.files import Export
 from crosstraffic.costmodel.export.known import Known, pick_kernel
-from crosstraffic.costmodel.export.line import Line, fit_line, tier_cells
+from crosstraffic.costmodel.export.line import Line, fit_constant_latency, tier_cells
 from crosstraffic.costmodel.export.target import Target
 
 OPS: dict[str, tuple[float, int | None]] = {
@@ -42,7 +40,7 @@ def to_calculon(known: Known, target: Target) -> Export:
         tier = tier_cells(cells, kernel, across=across)
         if tier.empty:
             raise ValueError(f"calculon needs links {where}: measure one of {', '.join(MEASURED)} {where}")
-        line = fit_line(tier, steps=np.ones(len(tier)))
+        line = fit_constant_latency(tier)
         remarks.append(f"{where}: {line}")
         values += _values(len(entries), line)
         entries.append(

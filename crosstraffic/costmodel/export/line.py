@@ -52,12 +52,10 @@ def ring_shape(cells: pd.DataFrame) -> tuple[Floats, Floats]:
     return steps, sent
 
 
-def fit_line(
-    cells: pd.DataFrame, *, steps: Floats | None = None, sent: Floats | None = None, constant_s: float = 0.0
-) -> Line:
-    """Fit a line by least squares of relative errors, neither number negative.
+def fit_line(cells: pd.DataFrame, *, constant_s: float = 0.0) -> Line:
+    """Fit a line by least squares of relative errors, neither number negative; all ops are in ``RING``.
 
-    ``steps`` and ``sent`` default to those of ``ring_shape``; ``constant_s`` is what the planner adds to each call.
+    ``constant_s`` is what the planner itself adds to each call.
 
     Raises:
         ValueError: fewer than two sizes, or times that do not grow with the size.
@@ -69,27 +67,47 @@ def fit_line(
     >>> round(line.latency_s, 9), round(line.bytes_per_s), round(line.p90_ape, 9)
     (1e-05, 1000000000, 0.0)
     """
-    ops = tuple(sorted(cells["op"].unique()))
-    what = " and ".join(ops) or "no op"
+    what = " and ".join(sorted(cells["op"].unique())) or "no op"
     if cells["payload_bytes"].nunique() < 2:
         raise ValueError(f"latency and bandwidth need {what} measured at two sizes at least")
-    ring_steps, ring_sent = ring_shape(cells)
-    used_steps = ring_steps if steps is None else steps
-    used_sent = ring_sent if sent is None else sent
+    steps, sent = ring_shape(cells)
     time_s = cells["time_s"].to_numpy(float)
-    matrix = np.column_stack([used_steps, used_sent / 1e9]) / time_s[:, None]
+    matrix = np.column_stack([steps, sent / 1e9]) / time_s[:, None]
     (latency_s, s_per_gb), _ = nnls(matrix, 1 - constant_s / time_s)
     if s_per_gb <= 0:
         raise ValueError(f"times of {what} do not grow with the size: measure larger ones")
-    fitted = constant_s + used_steps * latency_s + used_sent / 1e9 * s_per_gb
-    errors = np.abs(fitted / time_s - 1)
+    return _judged(cells, steps, float(latency_s), float(1e9 / s_per_gb), constant_s)
+
+
+def fit_constant_latency(cells: pd.DataFrame) -> Line:
+    """Fit a line whose latency does not grow with the group, for a planner that has one for all.
+
+    The bandwidth is that of ``fit_line``, as this latency would pull it off; the latency is then the one of the least
+    absolute relative errors.
+
+    Raises:
+        ValueError: as ``fit_line``.
+    """
+    bytes_per_s = fit_line(cells).bytes_per_s
+    _, sent = ring_shape(cells)
+    time_s = cells["time_s"].to_numpy(float)
+    left_s = np.maximum(time_s - sent / bytes_per_s, 0.0)
+    order = np.argsort(left_s)
+    weight = np.cumsum(1 / time_s[order])
+    latency_s = float(left_s[order][np.searchsorted(weight, weight[-1] / 2)])
+    return _judged(cells, np.ones(len(cells)), latency_s, bytes_per_s, 0.0)
+
+
+def _judged(cells: pd.DataFrame, steps: Floats, latency_s: float, bytes_per_s: float, constant_s: float) -> Line:
+    _, sent = ring_shape(cells)
+    errors = np.abs((constant_s + steps * latency_s + sent / bytes_per_s) / cells["time_s"].to_numpy(float) - 1)
     return Line(
-        latency_s=float(latency_s),
-        bytes_per_s=float(1e9 / s_per_gb),
+        latency_s=latency_s,
+        bytes_per_s=bytes_per_s,
         median_ape=float(np.median(errors)),
         p90_ape=float(np.quantile(errors, 0.9)),
         num_cells=len(cells),
-        ops=ops,
+        ops=tuple(sorted(cells["op"].unique())),
         min_bytes=int(cells["payload_bytes"].min()),
         max_bytes=int(cells["payload_bytes"].max()),
     )

@@ -94,7 +94,7 @@ def to_ours(
     curves = []
     for _, rows in priced.rows.groupby(list(CURVE), sort=False):
         ordered = rows.sort_values("payload_bytes")
-        curve: dict[str, Any] = ordered.iloc[0][list(CURVE)].to_dict()
+        curve = {name: ordered[name].iloc[0] for name in CURVE}
         sizes = tuple(
             Size(
                 payload_bytes=row["payload_bytes"],

@@ -24,7 +24,7 @@ def law(cells: pd.DataFrame) -> np.ndarray:
     expert = cells["op"].str.startswith("ep_").to_numpy()
     sent = np.where(expert, cells["payload_bytes"], sent)
     call_s = cells["kernel"].map(CALL_S).fillna(0.0).to_numpy()
-    strided = np.where(cells["placement"] == "strided", 1.5, 1.0)
+    strided = np.where((cells["placement"] == "strided") & (cells["ranks_per_node"] > 1), 1.5, 1.0)
     return call_s + steps * latency_s + strided * sent / bytes_per_s
 
 

@@ -59,6 +59,10 @@ def planner(exported, tmp_path_factory) -> Planner:
     return Planner(root)
 
 
+def width(dtype: str) -> int:
+    return 1 if dtype == "int8" else 2
+
+
 def nccl_times(planner: Planner, cells: pd.DataFrame) -> list[float]:
     """Ask for each cell: elements of a token times one token."""
     from aiconfigurator_core.sdk.common import CommQuantMode
@@ -67,7 +71,7 @@ def nccl_times(planner: Planner, cells: pd.DataFrame) -> list[float]:
     names = {"all_to_all": "alltoall"}
     ops = [
         communication.NCCL(
-            str(index), 1.0, names.get(row.op, row.op), row.payload_bytes / (1 if row.dtype == "int8" else 2), row.num_ranks,
+            str(index), 1.0, names.get(row.op, row.op), row.payload_bytes / width(row.dtype), row.num_ranks,
             CommQuantMode.int8 if row.dtype == "int8" else CommQuantMode.half,
         )
         for index, row in enumerate(cells.itertuples())
