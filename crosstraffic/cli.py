@@ -11,6 +11,7 @@ from crosstraffic.commands import errors
 from crosstraffic.commands.coupling import coupling
 from crosstraffic.commands.doctor import doctor
 from crosstraffic.commands.explain import explain
+from crosstraffic.commands.export import export
 from crosstraffic.commands.fit import fit
 from crosstraffic.commands.groups import groups
 from crosstraffic.commands.lab import lab
@@ -61,6 +62,7 @@ app.command()(coupling)
 app.command()(layouts)
 app.command()(report)
 app.command()(explain)
+app.command()(export)
 app.add_typer(slurm, name="slurm")
 app.add_typer(lab, name="lab")
 

@@ -45,6 +45,7 @@ def write_export(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     """Write files into a new or empty folder, each in one step; return their paths.
 
     Raises:
+        ValueError: a path that ``check_name`` refuses a part of.
         UsageError: the folder is a file, holds other things (``force`` writes into it all the same), or cannot be
             written.
     """
@@ -52,13 +53,11 @@ def write_export(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
         raise UsageError(f"output must be a folder: {folder} is a file")
     if folder.exists() and not force and any(folder.iterdir()):
         raise UsageError(f"output folder is not empty: {folder}; choose another, or write into it with --force")
-    paths = []
+    paths = [folder.joinpath(*(check_name("path", part) for part in name.split("/"))) for name in files]
     try:
-        for name, content in files.items():
-            path = folder.joinpath(*(check_name("path", part) for part in name.split("/")))
+        for path, content in zip(paths, files.values(), strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content)
-            paths.append(path)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
     return paths
