@@ -131,11 +131,11 @@ def _collectives(known: Known, target: Target, kernel: str, ops: tuple[str, ...]
     said = [f"{(rows['source'] == 'measured').sum()} measured cells, {(rows['source'] != 'measured').sum()} predicted"]
     said += priced.remarks
     if passed:
-        said.append(f"{passed} cells of other placements, issues or numbers of groups, for which it has no column")
+        said.append(f"{passed} measured cells have no room: other placements, issues or numbers of groups")
     if other_dtypes:
-        said.append(f"{(~has_room).sum()} cells of dtype {', '.join(other_dtypes)}, which it does not know")
+        said.append(f"{(~has_room).sum()} measured cells have no room: dtype {', '.join(other_dtypes)}")
     if not whole.all():
-        said.append(f"{(~whole).sum()} cells that are no whole number of elements")
+        said.append(f"{(~whole).sum()} measured cells have no room: no whole number of elements")
     return _sorted(
         pd.DataFrame(
             {

@@ -69,7 +69,7 @@ def expert_rows(known: Known, target: Target) -> tuple[pd.DataFrame, list[str]]:
     key = ("op", "comm_backend", "dtype", "num_ranks", "num_nodes", *SHAPE, "sms")
     kept, passed = choose(keyed, key)
     if passed:
-        said.append(f"moe_a2a_perf lacks {passed} cells of curves that differ in what it has no column for")
+        said.append(f"moe_a2a_perf lacks {passed} measured cells: what sets them apart has no column")
     wanted = pd.concat([_around(curve) for _, curve in kept.groupby(list(key), sort=False)], ignore_index=True)
     priced = price(known, wanted)
     said += [f"moe_a2a_perf: {line}" for line in priced.remarks]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from crosstraffic.costmodel.export.line import RING, fit_line, peak_bus_bytes_per_s
+from crosstraffic.costmodel.export.known import choose
+from crosstraffic.costmodel.export.line import RING, fit_line, of_kernel, peak_bus_bytes_per_s
 from crosstraffic.costmodel.export.target import Target
 
 
@@ -23,7 +24,7 @@ def node_of(cells: pd.DataFrame, target: Target, kernel: str) -> tuple[dict[str,
     base = dict((target.base or {}).get("node", {}))
     node: dict[str, Any] = {"num_gpus_per_node": target.gpus_per_node}
     said = []
-    sends = cells[cells["op"] == "send_recv"]
+    sends, _ = choose(of_kernel(cells[cells["op"] == "send_recv"], kernel), ("num_nodes",))
     across = sends[sends["num_nodes"] > 1]
     used = across if not across.empty else sends
     if target.inter_node_bytes_per_s is not None:

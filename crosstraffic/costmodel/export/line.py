@@ -8,6 +8,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
 
+from crosstraffic.costmodel.export.known import choose
+
 Floats = npt.NDArray[np.float64]
 
 # Dependent steps, and bytes that each rank sends as a multiple of the payload, of a ring (pairwise for all_to_all) of
@@ -125,18 +127,24 @@ def peak_bus_bytes_per_s(cells: pd.DataFrame) -> float:
     return float((sent / cells["time_s"].to_numpy(float)).max())
 
 
+def of_kernel(cells: pd.DataFrame, kernel: str) -> pd.DataFrame:
+    """Return the cells of a kernel, and the send_recv of any other where it has none itself."""
+    own = cells["kernel"] == kernel
+    sends = cells["op"] == "send_recv"
+    kept: pd.DataFrame = cells[own | sends] if not (own & sends).any() else cells[own]
+    return kept
+
+
 def tier_cells(cells: pd.DataFrame, kernel: str, *, across: bool) -> pd.DataFrame:
-    """Return the cells that tell about links within a node, or between nodes, of neighbouring ranks in one group.
+    """Return the cells that tell about links within a node, or between nodes: one curve for each op and group.
 
     Between nodes those with one rank on each node are taken where there are any: only they meet no other link.
     """
-    mine: pd.DataFrame = cells[
-        cells["op"].isin(RING)
-        & ((cells["kernel"] == kernel) | (cells["op"] == "send_recv"))
-        & (cells["num_groups"] == cells["num_groups"].min())
-    ]
+    mine = of_kernel(cells[cells["op"].isin(RING)], kernel)
+    kept, _ = choose(mine, ("op", "num_ranks", "num_nodes", "ranks_per_node"))
     if not across:
-        return mine[(mine["num_nodes"] == 1) & (mine["placement"] == "consecutive")]
-    between: pd.DataFrame = mine[mine["num_nodes"] > 1]
+        inside: pd.DataFrame = kept[(kept["num_nodes"] == 1) & (kept["placement"] == "consecutive")]
+        return inside
+    between: pd.DataFrame = kept[kept["num_nodes"] > 1]
     alone: pd.DataFrame = between[between["ranks_per_node"] == 1]
     return between[between["placement"] == "consecutive"] if alone.empty else alone

@@ -161,7 +161,7 @@ def test_a_narrow_type_is_refused_by_the_loader(exported, tmp_path):
 
 def test_what_has_no_room_is_said(exported):
     text = "\n".join(exported.remarks)
-    assert "54 cells of other placements" in text
+    assert "54 measured cells have no room: other placements" in text
     assert "p2p_latency and inter_node_bw from send_recv between nodes" in text
 
 
