@@ -127,7 +127,8 @@ def _read(sources: list[Path], system: str | None) -> "tuple[Known, Model | None
     first = sources[0] / "model.json" if (sources[0] / "model.json").is_file() else sources[0]
     if len(sources) == 1 and _is_model(first):
         model = load(first)
-        return known_of_model(model, system), model, model.notes
+        if getattr(model, "cells", None) is not None or not sources[0].is_dir():
+            return known_of_model(model, system), model, model.notes
     find: Any = importlib.import_module("crosstraffic.results.importers.find")
     tables = find.load_tables(sources)
     notes = [note for table in tables for note in table.notes]

@@ -1,5 +1,6 @@
-"""Whole tables of AIConfigurator's wheel go out and come back through its own loader."""
+"""Whole tables that others measured come back: through the loader of AIConfigurator, and as Vidur has them."""
 
+import io
 from pathlib import Path
 
 import pandas as pd
@@ -9,8 +10,10 @@ from made_cells import a_target
 from crosstraffic.costmodel.export.aiconfigurator import to_aiconfigurator
 from crosstraffic.costmodel.export.files import write_export
 from crosstraffic.costmodel.export.known import Known, median_cells
+from crosstraffic.costmodel.export.vidur import to_vidur
 from crosstraffic.results.table import make_frame
 
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 OPS = {"alltoall": "all_to_all"}
 BYTES = {"half": 2, "int8": 1}
 
@@ -111,3 +114,32 @@ def test_whole_tables_come_back(tmp_path):
         found = curve[row.payload_bytes // (top_k * hidden * 2)]["latency"]
         assert found == pytest.approx(row.time_s * 1e3, rel=1e-12)
     assert len(expert) == 648
+
+
+@pytest.mark.skipif(not (SHARED / "vidur").is_dir(), reason="tables of Vidur are not here")
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_vidur_s_own_all_reduces_come_back(count):
+    rows = pd.read_csv(SHARED / "vidur" / "a100_dgx" / "all_reduce.csv", index_col=0)
+    cells = make_frame(
+        op="all_reduce",
+        kernel="nccl",
+        num_ranks=rows["num_workers"],
+        num_nodes=rows["num_workers"] // rows["devices_per_node"],
+        payload_bytes=rows["size"],
+        time_s=rows["time_stats.all_reduce.median"] / 1e3,
+    )
+    known = Known(system="a100", library="", cells=median_cells(cells), predict=only_measured)
+    written = pd.read_csv(
+        io.BytesIO(to_vidur(known, a_target()).files["data/profiling/network/made/all_reduce.csv"]), index_col=0
+    )
+    assert set(rows.columns) <= set(written.columns)
+
+    def loaded(frame: pd.DataFrame) -> pd.Series:
+        kept = frame[(frame["num_workers"] == count) & (frame["devices_per_node"] == count)]
+        return kept.groupby("size")["time_stats.all_reduce.median"].median()
+
+    theirs = loaded(rows)
+    ours = loaded(written[written["source"] == "measured"])
+    assert ours.index.tolist() == theirs.index.tolist()
+    assert ours.tolist() == pytest.approx(theirs.tolist(), rel=1e-12)
+    assert len(theirs) > 900
