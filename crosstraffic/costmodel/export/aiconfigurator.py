@@ -11,7 +11,7 @@ from functools import partial
 import pandas as pd
 
 from crosstraffic.costmodel.export.aiconfigurator_ep import expert_rows
-from crosstraffic.costmodel.export.aiconfigurator_system import node_of, system_yaml
+from crosstraffic.costmodel.export.aiconfigurator_system import node_of, sidecars, system_yaml
 from crosstraffic.costmodel.export.files import Export, parquet
 from crosstraffic.costmodel.export.known import Known, choose, pick_kernel, price, spread
 from crosstraffic.costmodel.export.target import Target
@@ -63,6 +63,7 @@ def to_aiconfigurator(known: Known, target: Target) -> Export:
         files[f"{versioned}/moe_a2a_perf.parquet"] = parquet(expert.assign(device=device))
     node, said = node_of(known.cells, target, kernel)
     remarks += said
+    files |= sidecars(files)
     files[f"{target.system}.yaml"] = system_yaml(node, target, said).encode()
     return Export(files=files, remarks=tuple(remarks))
 

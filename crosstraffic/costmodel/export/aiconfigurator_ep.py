@@ -28,6 +28,7 @@ BACKENDS: Mapping[str, str] = {
     "NVLinkOneSided": "nvlink_one_sided",
 }  # fmt: skip
 SHAPE = ("hidden", "top_k", "experts")
+ELEMENT_BITS: Mapping[str, int] = {"fp8": 8, "int8": 8, "fp4": 4, "nvfp4": 4}  # others: 16
 OCTAVES_ABOVE = 3
 
 
@@ -116,13 +117,13 @@ def _around(curve: pd.DataFrame) -> pd.DataFrame:
 
 
 def bytes_per_token(curve: pd.DataFrame) -> int:
-    """Return what one token of a rank adds to the payload of its curve: top k x hidden x 2 bytes.
+    """Return what one token of a rank adds to the payload of its curve: top k x hidden x bytes of an element.
 
     Raises:
         ValueError: the payloads are no whole numbers of tokens.
     """
     first = curve.iloc[0]
-    token_bytes = int(first["top_k"]) * int(first["hidden"]) * 2
+    token_bytes = int(first["top_k"]) * int(first["hidden"]) * ELEMENT_BITS.get(str(first["dtype"]), 16) // 8
     if (curve["payload_bytes"] % token_bytes).any():
         raise ValueError(
             f"payloads of {first['op']} ({first['parameters']}) must be whole tokens of {token_bytes} bytes: "

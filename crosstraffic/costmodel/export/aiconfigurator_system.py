@@ -75,6 +75,29 @@ def system_yaml(node: Mapping[str, Any], target: Target, said: Iterable[str]) ->
     return "\n".join([*lines, *yaml_lines(document)]) + "\n"
 
 
+def sidecars(files: Iterable[str]) -> dict[str, bytes]:
+    """Return for each folder the file that says which tables are whole; without it the loader complains."""
+    folders: dict[str, list[str]] = {}
+    for folder, _, name in (path.rpartition("/") for path in files):
+        folders.setdefault(folder, []).append(name.removesuffix(".parquet"))
+    return {
+        f"{folder}/collection_meta.yaml": (
+            "\n".join(
+                yaml_lines(
+                    {
+                        "schema_version": 1,
+                        "provenance": "crosstraffic",
+                        "runtime": {"framework": folder.split("/")[-2], "version": folder.split("/")[-1]},
+                        "tables": {name: {"status": "complete"} for name in names},
+                    }
+                )
+            )
+            + "\n"
+        ).encode()
+        for folder, names in folders.items()
+    }
+
+
 def yaml_lines(value: Mapping[Any, Any], indent: str = "") -> list[str]:
     """Write nested mappings of scalars as YAML.
 

@@ -139,6 +139,36 @@ def test_a_group_beyond_what_was_measured_is_left_out_and_counted(exported):
     assert any("cells left out: a new tier" in line for line in exported.remarks)
 
 
+def test_the_loader_has_nothing_to_complain_of(exported, tmp_path, capfd, caplog):
+    write_export(tmp_path / "root", exported.files)
+    Planner(tmp_path / "root")
+    assert "collection_meta" not in capfd.readouterr().err + caplog.text
+    for path in (tmp_path / "root").rglob("collection_meta.yaml"):
+        path.unlink()
+    perf = pytest.importorskip("aiconfigurator_core.sdk.perf_database")
+    perf.databases_cache.clear()
+    (tmp_path / "root").rename(tmp_path / "bare")
+    Planner(tmp_path / "bare")
+    assert "collection_meta" in capfd.readouterr().err + caplog.text
+
+
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("fp8", 1.0), ("nvfp4", 0.5), ("bfloat16", 2.0)])
+def test_tokens_of_narrow_types(dtype, element_bytes):
+    sizes = tuple(int(tokens * 8 * 7168 * element_bytes) for tokens in (16, 64))
+    expert = block("ep_dispatch", (8,), kernel="deepep_ll", parameters=PARAMETERS, dtype=dtype, sizes=sizes)
+    found = to_aiconfigurator(known_of(block("all_reduce", (2, 8)), block("send_recv", (2,)), expert), a_target())
+    rows = table(found, EXPERT)
+    assert rows.loc[rows["source"] == "measured", "num_tokens"].tolist() == [16, 64]
+    assert rows["num_tokens"].tolist() == [1, 2, 4, 8, 16, 64, 128, 256, 512]
+    assert set(rows["comm_dtype"]) == {dtype}
+
+
+def test_a_part_of_a_token_is_refused():
+    expert = block("ep_dispatch", (8,), kernel="deepep_ll", parameters=PARAMETERS, sizes=(1000, 2000))
+    with pytest.raises(ValueError, match="whole tokens of 114688 bytes"):
+        to_aiconfigurator(known_of(block("all_reduce", (2, 8)), block("send_recv", (2,)), expert), a_target())
+
+
 def test_types_are_those_that_the_loader_takes(exported):
     for name in (NCCL, CUSTOM, EXPERT):
         kinds = set(map(str, table(exported, name).select_dtypes("number").dtypes))
