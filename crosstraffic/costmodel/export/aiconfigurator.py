@@ -132,7 +132,7 @@ def _collectives(known: Known, target: Target, kernel: str, ops: tuple[str, ...]
     said = [f"{(rows['source'] == 'measured').sum()} measured cells, {(rows['source'] != 'measured').sum()} predicted"]
     said += priced.remarks
     if passed:
-        said.append(f"{passed} measured cells have no room: other placements, issues or numbers of groups")
+        said.append(f"{passed} measured cells have no room: other placements, issues, parameters or groups at once")
     if other_dtypes:
         said.append(f"{(~has_room).sum()} measured cells have no room: dtype {', '.join(other_dtypes)}")
     if not whole.all():

@@ -56,7 +56,10 @@ def node_of(cells: pd.DataFrame, target: Target, kernel: str) -> tuple[dict[str,
         said.append("intra_node_bw is the base system's: no collective within a node was measured")
     else:
         raise ValueError("AIConfigurator needs the bandwidth within a node: measure a collective on one node")
-    return node | {name: value for name, value in base.items() if name not in node}, said
+    further = {name: value for name, value in base.items() if name not in node}
+    if further:
+        said.append(f"{', '.join(further)} as in the base system")
+    return node | further, said
 
 
 def system_yaml(node: Mapping[str, Any], target: Target, said: Iterable[str]) -> str:

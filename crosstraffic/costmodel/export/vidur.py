@@ -67,7 +67,7 @@ def _all_reduce(known: Known, target: Target, reduces: pd.DataFrame) -> tuple[pd
     if inside.empty:
         said.append("no group on one node was measured: it will find no rows for tensor parallelism")
     if passed:
-        said.append(f"{passed} measured cells have no room: other placements, issues, types or numbers of groups")
+        said.append(f"{passed} measured cells have no room: other placements, issues, types or groups at once")
     return rows, said
 
 
@@ -84,7 +84,7 @@ def _send_recv(known: Known, sends: pd.DataFrame) -> tuple[pd.DataFrame, list[st
         if not (rows["num_nodes"] == num_nodes).any():
             said.append(f"sends {where} were not measured: it will find no rows for stages there")
     if passed:
-        said.append(f"{passed} measured cells have no room: other kernels, types or numbers of groups")
+        said.append(f"{passed} measured cells have no room: other kernels, types or groups at once")
     return rows, said
 
 

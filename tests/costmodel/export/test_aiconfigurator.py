@@ -231,7 +231,9 @@ def test_group_sizes_between():
 def test_base_system_gives_what_was_not_measured(known):
     base = {"gpu": {"mem_bw": 3.35e12, "sm_version": 90}, "node": {"pcie_bw": 6.4e10, "p2p_latency": 1.0}}
     base["misc"] = {"nccl_mem": {1: 0, 2: 5}, "nccl_version": "1.0"}
-    text = to_aiconfigurator(known, a_target(base=base)).files["made.yaml"].decode()
+    export = to_aiconfigurator(known, a_target(base=base))
+    text = export.files["made.yaml"].decode()
+    assert "pcie_bw as in the base system" in export.remarks
     assert "mem_bw: 3350000000000.0" in text
     assert "pcie_bw: 64000000000.0" in text
     assert "p2p_latency: 1.0" not in text  # measured: the base's gives way
