@@ -19,6 +19,9 @@ def export(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write into; must be new or empty.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    measured_only: Annotated[
+        bool, typer.Option("--measured-only", help="Fit nothing: leave out all that was not measured. Tables only.")
+    ] = False,
     system: Annotated[str | None, typer.Option(help="Name of the system in the files; default: the source's.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="Default: most ranks measured on one node.")] = None,
     nodes: Annotated[int | None, typer.Option(help="Default: most nodes measured.")] = None,
@@ -70,7 +73,7 @@ def export(
     if output is None:
         raise UsageError("give the folder to write into: --output DIR")
     with planning(f"export {planner}"):
-        known, model, notes = _read(sources, system)
+        known, model, notes = _read(sources, system, measured_only)
         target = _target(
             known,
             system=system or known.system,
@@ -117,7 +120,9 @@ def _say(line: str) -> None:
     print(f"note: {line}", file=sys.stderr)
 
 
-def _read(sources: list[Path], system: str | None) -> "tuple[Known, Model | None, tuple[str, ...]]":
+def _read(
+    sources: list[Path], system: str | None, measured_only: bool
+) -> "tuple[Known, Model | None, tuple[str, ...]]":
     """Read a model, or tables and fit them; return notes of where they come from too."""
     import importlib
 
@@ -125,7 +130,9 @@ def _read(sources: list[Path], system: str | None) -> "tuple[Known, Model | None
     from crosstraffic.costmodel.model import load
 
     first = sources[0] / "model.json" if (sources[0] / "model.json").is_file() else sources[0]
-    if len(sources) == 1 and _is_model(first):
+    if len(sources) == 1 and _is_model(first) and not (measured_only and sources[0].is_dir()):
+        if measured_only:
+            raise ValueError(f"--measured-only takes tables or run folders: {first} is a model")
         model = load(first)
         if getattr(model, "cells", None) is not None or not sources[0].is_dir():
             return known_of_model(model, system), model, model.notes
@@ -135,7 +142,7 @@ def _read(sources: list[Path], system: str | None) -> "tuple[Known, Model | None
     notes += [
         f"{table.source}: {count} rows not read: {why}" for table in tables for why, count in table.unread.items()
     ]
-    return known_of_tables(tables), None, tuple(notes)
+    return known_of_tables(tables, measured_only=measured_only), None, tuple(notes)
 
 
 def _is_model(path: Path) -> bool:

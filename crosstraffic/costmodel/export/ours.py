@@ -123,7 +123,10 @@ def to_ours(
         curves=tuple(curves),
         left_out=dict(priced.left_out),
         contention=None if contention is None else dict(contention),
-        values=tuple(Written.model_validate(row) for row in (export.values if export else ())),
+        values=tuple(
+            Written.model_validate({name: None if value != value else value for name, value in row.items()})
+            for row in (export.values if export else ())
+        ),
         remarks=export.remarks if export else (),
         notes=tuple(notes),
     )

@@ -4,9 +4,10 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from crosstraffic.costmodel.export.known import Known, median_cells
+from crosstraffic.costmodel.export.known import Known, Predict, median_cells
 from crosstraffic.costmodel.model import Model
 from crosstraffic.results.table import CELL, Table
 
@@ -14,8 +15,8 @@ from crosstraffic.results.table import CELL, Table
 _CELLS = "crosstraffic.costmodel.cells.model"
 
 
-def known_of_tables(tables: Sequence[Table]) -> Known:
-    """Fit a model to tables of one system and return it with their cells.
+def known_of_tables(tables: Sequence[Table], *, measured_only: bool = False) -> Known:
+    """Fit a model to tables of one system and return it with their cells; with ``measured_only`` none is fitted.
 
     Raises:
         ValueError: no tables, tables of several systems, or what no model can be fitted to.
@@ -23,14 +24,13 @@ def known_of_tables(tables: Sequence[Table]) -> Known:
     systems = list(dict.fromkeys(table.system for table in tables))
     if len(systems) != 1:
         raise ValueError(f"an export is of one system: {', '.join(systems) or 'no tables were found'}")
-    cells: Any = importlib.import_module(_CELLS)
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
-    return _known(
-        systems[0],
-        ", ".join(dict.fromkeys(table.library for table in tables)),
-        median_cells(frame[frame["time_s"] > 0]),
-        cells.fit_cells(tables),
-    )
+    library = ", ".join(dict.fromkeys(table.library for table in tables))
+    measured = median_cells(frame[frame["time_s"] > 0])
+    if measured_only:
+        return Known(system=systems[0], library=library, cells=measured, predict=no_prediction(measured))
+    cells: Any = importlib.import_module(_CELLS)
+    return _known(systems[0], library, measured, cells.fit_cells(tables))
 
 
 def known_of_model(model: Model, system: str | None) -> Known:
@@ -45,6 +45,29 @@ def known_of_model(model: Model, system: str | None) -> Known:
     cells: Any = importlib.import_module(_CELLS)
     measured = cells.measured_cells(fitted)
     return _known(system or "crosstraffic", model.transport, measured[[*CELL, "time_s"]], fitted)
+
+
+def no_prediction(measured: pd.DataFrame) -> Predict:
+    """Return what answers for measured cells only, without an interval."""
+    times = measured.set_index(list(CELL))["time_s"]
+
+    def predict(cells: pd.DataFrame) -> pd.DataFrame:
+        time_s = times.reindex(pd.MultiIndex.from_frame(cells[list(CELL)])).to_numpy()
+        seen = ~np.isnan(time_s)
+        return pd.DataFrame(
+            {
+                "time_s": time_s,
+                "low_s": np.nan,
+                "high_s": np.nan,
+                "source": np.where(seen, "measured", "model"),
+                "kind": np.where(seen, "measured", "none"),
+                "valid": seen,
+                "why": [None if one else "not measured, and nothing is predicted, as asked for" for one in seen],
+            },
+            index=cells.index,
+        )
+
+    return predict
 
 
 def _known(system: str, library: str, measured: pd.DataFrame, fitted: Any) -> Known:

@@ -28,7 +28,7 @@ def call(*words):
 def source(monkeypatch) -> Known:
     """Let the command read a made system whatever file is named."""
     known = everything()
-    monkeypatch.setattr(command, "_read", lambda sources, system: (known, None, ("a note of the fit",)))
+    monkeypatch.setattr(command, "_read", lambda sources, system, measured_only: (known, None, ("a note of the fit",)))
     return known
 
 

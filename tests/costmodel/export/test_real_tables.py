@@ -10,6 +10,7 @@ from made_cells import a_target
 from crosstraffic.costmodel.export.aiconfigurator import to_aiconfigurator
 from crosstraffic.costmodel.export.files import write_export
 from crosstraffic.costmodel.export.known import Known, median_cells
+from crosstraffic.costmodel.export.source import no_prediction
 from crosstraffic.costmodel.export.vidur import to_vidur
 from crosstraffic.results.table import make_frame
 
@@ -60,14 +61,6 @@ def read_expert(path: Path) -> pd.DataFrame:
     )
 
 
-def only_measured(cells: pd.DataFrame) -> pd.DataFrame:
-    """Predict nothing that was not measured; what was keeps its own time."""
-    return pd.DataFrame(
-        {"time_s": 1.0, "low_s": 1.0, "high_s": 1.0, "source": "model", "kind": "size", "valid": True, "why": None},
-        index=cells.index,
-    )
-
-
 def test_whole_tables_come_back(tmp_path):
     core = pytest.importorskip("aiconfigurator_core")
     from aiconfigurator_core.sdk.common import CommQuantMode
@@ -79,12 +72,8 @@ def test_whole_tables_come_back(tmp_path):
     nccl = median_cells(read_nccl(comm / "nccl" / "2.27.3" / "nccl_perf.parquet"))
     custom = median_cells(read_custom(comm / "vllm" / "0.24.0" / "custom_allreduce_perf.parquet"))
     expert = median_cells(read_expert(comm / "vllm" / "0.24.0" / "moe_a2a_perf.parquet"))
-    known = Known(
-        system="h100",
-        library="NCCL 2.27.3",
-        cells=pd.concat([nccl, custom, expert], ignore_index=True),
-        predict=only_measured,
-    )
+    cells = pd.concat([nccl, custom, expert], ignore_index=True)
+    known = Known(system="h100", library="NCCL 2.27.3", cells=cells, predict=no_prediction(cells))
     target = a_target(system="h100", nccl_version="2.27.3", inter_node_bytes_per_s=5e10)
     write_export(tmp_path / "root", to_aiconfigurator(known, target).files)
     database = get_database("h100", "vllm", "1.0.0", systems_paths=[str(tmp_path / "root")])
@@ -128,7 +117,8 @@ def test_vidur_s_own_all_reduces_come_back(count):
         payload_bytes=rows["size"],
         time_s=rows["time_stats.all_reduce.median"] / 1e3,
     )
-    known = Known(system="a100", library="", cells=median_cells(cells), predict=only_measured)
+    medians = median_cells(cells)
+    known = Known(system="a100", library="", cells=medians, predict=no_prediction(medians))
     written = pd.read_csv(
         io.BytesIO(to_vidur(known, a_target()).files["data/profiling/network/made/all_reduce.csv"]), index_col=0
     )

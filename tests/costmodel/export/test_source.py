@@ -1,14 +1,16 @@
 """From tables or a model to what an exporter takes, with a model of cells that is made here."""
 
+import io
 import json
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from made_cells import block, predictor
+from made_cells import a_target, block, predictor
 
 from crosstraffic.commands import export as command
 from crosstraffic.costmodel.cells import model as cells_model
+from crosstraffic.costmodel.export.aiconfigurator import to_aiconfigurator
 from crosstraffic.costmodel.export.known import median_cells, price
 from crosstraffic.costmodel.export.source import known_of_model, known_of_tables
 from crosstraffic.results.table import CELL, Table
@@ -48,6 +50,23 @@ def test_tables_of_two_systems_are_refused(made_model):
         known_of_tables([a_table(block("all_reduce", (2,))), a_table(block("all_reduce", (2,)), "other")])
     with pytest.raises(ValueError, match="no tables were found"):
         known_of_tables([])
+
+
+def test_measured_cells_alone_need_no_model():
+    frame = pd.concat([block("all_reduce", (2, 8))] * 3, ignore_index=True)
+    known = known_of_tables([a_table(frame)], measured_only=True)
+    assert len(known.cells) == len(frame) / 3
+    found = to_aiconfigurator(known, a_target(inter_node_bytes_per_s=5e10))
+    rows = pd.read_parquet(io.BytesIO(found.files["data/made/comm/nccl/2.99/nccl_perf.parquet"]))
+    assert set(rows["source"]) == {"measured"}
+    assert len(rows) == len(known.cells)
+    assert any("not measured, and nothing is predicted" in line for line in found.remarks)
+
+
+def test_a_model_has_no_measured_cells_alone(tmp_path):
+    (tmp_path / "model.json").write_text(json.dumps({"schema_version": 1, "transport": "mpi"}))
+    with pytest.raises(ValueError, match="takes tables or run folders"):
+        command._read([tmp_path / "model.json"], None, True)
 
 
 def test_times_that_are_none_are_not_measured_cells(made_model):
