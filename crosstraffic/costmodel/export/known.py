@@ -40,8 +40,12 @@ class Priced:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return one line for each reason for which cells were left out."""
-        return tuple(f"{count} cells left out: {why}" for why, count in self.left_out.items())
+        """Return one line for each reason for which cells were left out; the curve before a colon is not part of it."""
+        counts: dict[str, int] = {}
+        for why, count in self.left_out.items():
+            reason = why.split(": ", 1)[-1]
+            counts[reason] = counts.get(reason, 0) + count
+        return tuple(f"{count} cells left out: {reason}" for reason, count in counts.items())
 
 
 def median_cells(frame: pd.DataFrame) -> pd.DataFrame:
@@ -66,7 +70,8 @@ def price(known: Known, wanted: pd.DataFrame) -> Priced:
     rows.loc[was_measured, "source"] = "measured"
     usable = answer["valid"].astype(bool) & (rows["time_s"] > 0)
     whys = answer.loc[~usable, "why"].fillna("its prediction is no time")
-    return Priced(rows=rows[usable].reset_index(drop=True), left_out=dict(whys.value_counts(sort=False)))
+    counts = {str(why): int(count) for why, count in whys.value_counts(sort=False).items()}
+    return Priced(rows=rows[usable].reset_index(drop=True), left_out=counts)
 
 
 def choose(cells: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, int]:

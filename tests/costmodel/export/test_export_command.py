@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import pandas as pd
 import pytest
 from made_cells import a_target, block, everything, known_of, token_sizes
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from crosstraffic.cli import app
 from crosstraffic.commands import export as command
 from crosstraffic.costmodel.export.files import check_name, write_export
 from crosstraffic.costmodel.export.galvatron import to_galvatron
-from crosstraffic.costmodel.export.known import Known, pick_kernel, price
+from crosstraffic.costmodel.export.known import Known, Priced, pick_kernel, price
 from crosstraffic.costmodel.export.ours import schema_text, to_ours
 from crosstraffic.costmodel.export.planners import PLANNERS
 from crosstraffic.errors import UsageError
@@ -157,6 +158,14 @@ def test_skew_and_what_is_not_trusted_are_kept():
     found = json.loads(to_ours(known, "ours", crosstraffic="1").files["crosstraffic.json"])
     assert [curve["skew"] for curve in found["curves"]] == [2.5]
     assert found["left_out"] == {"contradictory": len(bad)}
+
+
+def test_reasons_are_told_once_whatever_the_curve():
+    counts = {"all_reduce, 2 ranks: too far": 3, "all_reduce, 4 ranks: too far": 4, "a new tier": 1}
+    assert Priced(rows=pd.DataFrame(), left_out=counts).remarks == (
+        "7 cells left out: too far",
+        "1 cells left out: a new tier",
+    )
 
 
 def test_measured_times_win_over_predicted_ones():
