@@ -1,5 +1,6 @@
 """``crosstraffic layouts``: every layout of a model on some GPUs that an engine accepts, what fits, what it sends."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -7,12 +8,14 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from crosstraffic.costmodel.layout_cost import LayoutCost
     from crosstraffic.patterns.layouts import Candidate, Found
 
 SCHEMA_VERSION = 1
 TOP = 20
 LAYOUT_WIDTH = 20
 GB, MB = 10**9, 10**6
+ANY_MEMORY = 2**60  # bytes of a GPU that holds whatever it is given: its memory is not looked at
 RANKING = (
     "rounds in which the cache serves the batch",
     "no matrix cut across nodes",
@@ -27,7 +30,17 @@ RANKING = (
 def layouts(
     model: Annotated[str, typer.Argument(help="Catalogue name, or path of a Hugging Face config.json.")],
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs to use, all of them.")],
-    gpu_memory: Annotated[str, typer.Option("--gpu-memory", help="Of one GPU, as 80GB or 79.6GiB.")],
+    gpu_memory: Annotated[
+        str | None, typer.Option("--gpu-memory", help="Of one GPU, as 80GB or 79.6GiB; with --cost it may be left out.")
+    ] = None,
+    cost: Annotated[
+        Path | None,
+        typer.Option("--cost", metavar="MODEL_FILE", help="A fitted model.json with cells: rank by predicted time."),
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", help="With --cost: this one where several do an op; default the fastest."),
+    ] = None,
     utilization: Annotated[float, typer.Option("--utilization", help="Share of the memory that may be used.")] = 0.9,
     phase: Annotated[str, typer.Option("--phase", help="decode or prefill.")] = "decode",
     batch: Annotated[
@@ -47,14 +60,20 @@ def layouts(
     expert_backend: Annotated[
         str | None, typer.Option("--expert-backend", help="Dispatcher of experts; default as the engine does.")
     ] = None,
-    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", help="GPUs of a node.")] = 8,
-    top: Annotated[int | None, typer.Option("--top", help="Layouts to print; default 20, with --json all.")] = None,
+    ranks_per_node: Annotated[int, typer.Option("--ranks-per-node", "--gpus-per-node", help="GPUs of a node.")] = 8,
+    top: Annotated[
+        int | None, typer.Option("--top", "--limit", help="Layouts to print; default 20, with --json all.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the layouts of a model on some GPUs, best first: memory of the fullest rank, traffic of a step by tier."""
+    """List the layouts of a model on some GPUs, best first: memory of the fullest rank, traffic of a step by tier.
+
+    With --cost they are ranked by the predicted time of the communication of a step.
+    """
     import json
 
     from crosstraffic.commands.errors import planning
+    from crosstraffic.commands.layouts_cost import load_known, priced, print_costs
     from crosstraffic.patterns.layout import check_framework
     from crosstraffic.patterns.layouts import REQUESTS_PER_GPU, find_layouts
     from crosstraffic.patterns.model import load_model
@@ -65,6 +84,10 @@ def layouts(
         shape = load_model(model)
     with planning("layouts"):
         check_framework(framework)
+        if gpu_memory is None and cost is None:
+            raise ValueError("give --gpu-memory, as 80GB, or --cost MODEL_FILE, or both")
+        if kernel is not None and cost is None:
+            raise ValueError(f"a kernel is chosen where there is a cost model: --kernel {kernel} without --cost")
         if top is not None and top < 1:
             raise ValueError(f"top must be a whole number from 1: {top}")
         requests = gpus * REQUESTS_PER_GPU.get(phase, 1) if batch is None else batch
@@ -77,16 +100,18 @@ def layouts(
             expert_backend=expert_backend,
             ranks_per_node=ranks_per_node,
         )
-        memory_bytes = parse_bytes(gpu_memory)
+        memory_bytes = None if gpu_memory is None else parse_bytes(gpu_memory)
+        known = None if cost is None else load_known(cost)
         found = find_layouts(
             shape,
             gpus,
             workload,
             framework,
             batch=requests,
-            gpu_memory_bytes=memory_bytes,
+            gpu_memory_bytes=ANY_MEMORY if memory_bytes is None else memory_bytes,
             utilization=utilization,
             weight_dtype=weight_dtype,
+            with_calls=known is not None,
         )
         if not found.candidates:
             why = "; ".join(f"{rule} ({count})" for rule, count in found.refusals[:3])
@@ -102,23 +127,34 @@ def layouts(
         "ranks_per_node": ranks_per_node,
         "gpu_memory_bytes": memory_bytes,
         "utilization": utilization,
-        "limit_bytes": found.candidates[0].memory.limit_bytes,
+        "limit_bytes": None if memory_bytes is None else found.candidates[0].memory.limit_bytes,
         "batch": requests,
         "context": context,
     }
-    if as_json:
+    if known is not None:
+        with planning("layouts"):
+            ranked, costs = priced(found, known, shape, phase, kernel)
+        asked |= {"cost": str(cost), "kernel": kernel}
+        if as_json:
+            print(json.dumps(asked | _data(ranked, top, costs)))
+        else:
+            print_costs(asked, ranked, costs, top or TOP)
+    elif as_json:
         print(json.dumps(asked | _data(found, top)))
     else:
         _print(asked, found, top or TOP)
 
 
-def _data(found: "Found", top: int | None) -> dict[str, Any]:
+def _data(found: "Found", top: int | None, costs: "Sequence[LayoutCost]" = ()) -> dict[str, Any]:
+    from crosstraffic.commands.layouts_cost import COST_RANKING, cost_data
+
+    rows = [_row(place, one) for place, one in enumerate(found.candidates[:top], start=1)]
     return {
-        "ranking": list(RANKING),
+        "ranking": list(COST_RANKING if costs else RANKING),
         "num_layouts": len(found.candidates),
         "num_refused": found.num_refused,
         "refusals": [{"rule": rule, "count": count} for rule, count in found.refusals],
-        "layouts": [_row(place, one) for place, one in enumerate(found.candidates[:top], start=1)],
+        "layouts": [row | cost_data(one) for row, one in zip(rows, costs, strict=False)] if costs else rows,
     }
 
 

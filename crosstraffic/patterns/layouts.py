@@ -30,6 +30,7 @@ from crosstraffic.patterns.layout import Layout, expert_tp
 from crosstraffic.patterns.memory import Memory, formats, rank_memory
 from crosstraffic.patterns.model import ModelShape
 from crosstraffic.patterns.phase import phase_step, phase_streams
+from crosstraffic.patterns.placed import PlacedCall, placed_calls
 from crosstraffic.patterns.placement import check_model
 from crosstraffic.patterns.schedule import bubble, decode_utilisation
 from crosstraffic.patterns.setting import Setting, make_setting
@@ -46,7 +47,8 @@ class Candidate:
     """One layout: what its fullest rank keeps, and what one step of the whole batch sends.
 
     ``num_passes`` batches go through the layers one behind the other; ``pipeline_utilization`` is the share of its
-    time that a stage works meanwhile. ``experts_cut``: over how many ranks each expert is cut.
+    time that a stage works meanwhile. ``experts_cut``: over how many ranks each expert is cut. ``calls`` are those of
+    one pass, if asked for.
     """
 
     layout: Layout
@@ -57,6 +59,7 @@ class Candidate:
     crosses_nodes: bool
     experts_cut: int
     pipeline_utilization: float
+    calls: tuple[PlacedCall, ...] = ()
 
     @property
     def max_requests(self) -> int:
@@ -147,6 +150,7 @@ def candidate_of(
     batch: int,
     limit_bytes: int,
     weight_dtype: str | None = None,
+    with_calls: bool = False,
 ) -> Candidate:
     """Work out one layout with ``batch`` requests over all its replicas; ``workload.batch`` is not looked at.
 
@@ -162,8 +166,11 @@ def candidate_of(
         setting = replace(setting, workload=own)
     streams = phase_streams(shape, layout, own, framework)
     tiers = NOTHING
+    calls: tuple[PlacedCall, ...] = ()
     if streams:
-        tiers = step_tiers(streams, phase_step(shape, layout, own, framework, streams), setting.nodes, num_passes)
+        step, nodes = phase_step(shape, layout, own, framework, streams), setting.nodes
+        tiers = step_tiers(streams, step, nodes, num_passes)
+        calls = placed_calls(streams, step, nodes, setting.stage_of_rank) if with_calls else ()
     used = decode_utilisation(layout.pp, num_passes)
     if own.phase == "prefill":
         used = 1 - bubble(layout.pp, num_passes)
@@ -177,6 +184,7 @@ def candidate_of(
         crosses_nodes=_crosses(setting, experts_cut),
         experts_cut=experts_cut,
         pipeline_utilization=float(used),
+        calls=calls,
     )
 
 
@@ -203,6 +211,7 @@ def find_layouts(
     gpu_memory_bytes: int,
     utilization: float = 0.9,
     weight_dtype: str | None = None,
+    with_calls: bool = False,
 ) -> Found:
     """Return every layout that an engine accepts, ranked, with ``batch`` requests over all replicas.
 
@@ -235,6 +244,7 @@ def find_layouts(
                 batch=batch,
                 limit_bytes=limit_bytes,
                 weight_dtype=weight_dtype,
+                with_calls=with_calls,
             )
         except ValueError as error:
             refusals[rule_of(str(error))] += 1
