@@ -1,18 +1,15 @@
 """Where measured cells and what predicts the others come from: tables, or a fitted model."""
 
-import importlib
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
+from crosstraffic.costmodel.cells.model import CellModel, fit_cells, measured_cells, predict_cells
 from crosstraffic.costmodel.export.known import Known, Predict, median_cells
 from crosstraffic.costmodel.model import Model
 from crosstraffic.results.table import CELL, Table
-
-# fit_cells, predict_cells and measured_cells are reached by name: this module stands between exporters and the model.
-_CELLS = "crosstraffic.costmodel.cells.model"
 
 
 def known_of_tables(tables: Sequence[Table], *, measured_only: bool = False) -> Known:
@@ -29,8 +26,7 @@ def known_of_tables(tables: Sequence[Table], *, measured_only: bool = False) -> 
     measured = median_cells(frame[frame["time_s"] > 0])
     if measured_only:
         return Known(system=systems[0], library=library, cells=measured, predict=no_prediction(measured))
-    cells: Any = importlib.import_module(_CELLS)
-    return _known(systems[0], library, measured, cells.fit_cells(tables))
+    return _known(systems[0], library, measured, fit_cells(tables))
 
 
 def known_of_model(model: Model, system: str | None) -> Known:
@@ -39,12 +35,10 @@ def known_of_model(model: Model, system: str | None) -> Known:
     Raises:
         ValueError: it has none.
     """
-    fitted = getattr(model, "cells", None)
+    fitted: CellModel | None = getattr(model, "cells", None)
     if fitted is None:
         raise ValueError("the model knows no cells: make one with `crosstraffic fit` of runs or tables")
-    cells: Any = importlib.import_module(_CELLS)
-    measured = cells.measured_cells(fitted)
-    return _known(system or "crosstraffic", model.transport, measured[[*CELL, "time_s"]], fitted)
+    return _known(system or fitted.system, model.transport, measured_cells(fitted), fitted)
 
 
 def no_prediction(measured: pd.DataFrame) -> Predict:
@@ -70,11 +64,6 @@ def no_prediction(measured: pd.DataFrame) -> Predict:
     return predict
 
 
-def _known(system: str, library: str, measured: pd.DataFrame, fitted: Any) -> Known:
-    predict_cells: Any = importlib.import_module(_CELLS).predict_cells
-
-    def predict(cells: pd.DataFrame) -> pd.DataFrame:
-        answer: pd.DataFrame = predict_cells(fitted, cells)
-        return answer
-
-    return Known(system=system, library=library, cells=measured.reset_index(drop=True), predict=predict)
+def _known(system: str, library: str, measured: pd.DataFrame, fitted: CellModel) -> Known:
+    cells = measured.reset_index(drop=True)
+    return Known(system=system, library=library, cells=cells, predict=partial(predict_cells, fitted))

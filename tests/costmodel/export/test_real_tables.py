@@ -10,9 +10,9 @@ from made_cells import a_target
 from crosstraffic.costmodel.export.aiconfigurator import to_aiconfigurator
 from crosstraffic.costmodel.export.files import write_export
 from crosstraffic.costmodel.export.known import Known, median_cells
-from crosstraffic.costmodel.export.source import no_prediction
+from crosstraffic.costmodel.export.source import known_of_tables, no_prediction
 from crosstraffic.costmodel.export.vidur import to_vidur
-from crosstraffic.results.table import make_frame
+from crosstraffic.results.table import Table, make_frame
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 OPS = {"alltoall": "all_to_all"}
@@ -69,16 +69,27 @@ def test_whole_tables_come_back(tmp_path):
     from aiconfigurator_core.sdk.perf_database import get_database
 
     comm = Path(core.__file__).parent / "systems" / "data" / "h100_sxm" / "comm"
-    nccl = median_cells(read_nccl(comm / "nccl" / "2.27.3" / "nccl_perf.parquet"))
-    custom = median_cells(read_custom(comm / "vllm" / "0.24.0" / "custom_allreduce_perf.parquet"))
-    expert = median_cells(read_expert(comm / "vllm" / "0.24.0" / "moe_a2a_perf.parquet"))
-    cells = pd.concat([nccl, custom, expert], ignore_index=True)
-    known = Known(system="h100", library="NCCL 2.27.3", cells=cells, predict=no_prediction(cells))
+    frames = (
+        read_nccl(comm / "nccl" / "2.27.3" / "nccl_perf.parquet"),
+        read_custom(comm / "vllm" / "0.24.0" / "custom_allreduce_perf.parquet"),
+        read_expert(comm / "vllm" / "0.24.0" / "moe_a2a_perf.parquet"),
+    )
+    nccl, custom, expert = map(median_cells, frames)
+    known = known_of_tables(
+        [
+            Table(system="h100", library="NCCL 2.27.3", source="", kind="", statistic="mean", frame=frame)
+            for frame in frames
+        ]
+    )
     target = a_target(system="h100", nccl_version="2.27.3", inter_node_bytes_per_s=5e10)
     write_export(tmp_path / "root", to_aiconfigurator(known, target).files)
     database = get_database("h100", "vllm", "1.0.0", systems_paths=[str(tmp_path / "root")])
 
     NCCL.load_data(database)
+    filled = database._nccl_data[CommQuantMode.half]["all_reduce"][6]
+    two, six, eight = (database._nccl_data[CommQuantMode.half]["all_reduce"][count][2**24] for count in (2, 6, 8))
+    assert two["latency"] < six["latency"] < eight["latency"]
+    assert len(filled) > 21
     for row in nccl.itertuples():
         table = database._nccl_data[getattr(CommQuantMode, row.dtype)]
         op = {ours: theirs for theirs, ours in OPS.items()}.get(row.op, row.op)

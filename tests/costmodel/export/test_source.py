@@ -1,4 +1,4 @@
-"""From tables or a model to what an exporter takes, with a model of cells that is made here."""
+"""From tables or a model to what an exporter takes."""
 
 import io
 import json
@@ -6,29 +6,14 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from made_cells import a_target, block, predictor
+from made_cells import a_target, block, law
 
 from crosstraffic.commands import export as command
-from crosstraffic.costmodel.cells import model as cells_model
+from crosstraffic.costmodel.cells.model import CellModel, fit_cells
 from crosstraffic.costmodel.export.aiconfigurator import to_aiconfigurator
-from crosstraffic.costmodel.export.known import median_cells, price
+from crosstraffic.costmodel.export.known import price
 from crosstraffic.costmodel.export.source import known_of_model, known_of_tables
-from crosstraffic.results.table import CELL, Table
-
-
-@pytest.fixture
-def made_model(monkeypatch):
-    """Stand in for the model of cells: a fit is the median cells, a prediction the law that made them."""
-    fitted: list[pd.DataFrame] = []
-
-    def fit_cells(tables):
-        fitted.append(median_cells(pd.concat([table.frame for table in tables])))
-        return fitted[-1]
-
-    monkeypatch.setattr(cells_model, "fit_cells", fit_cells, raising=False)
-    monkeypatch.setattr(cells_model, "measured_cells", lambda model: model, raising=False)
-    monkeypatch.setattr(cells_model, "predict_cells", lambda model, cells: predictor(model)(cells))
-    return fitted
+from crosstraffic.results.table import Table
 
 
 def a_table(frame: pd.DataFrame, system: str = "made") -> Table:
@@ -37,19 +22,31 @@ def a_table(frame: pd.DataFrame, system: str = "made") -> Table:
     )
 
 
-def test_tables_of_one_system_are_fitted_together(made_model):
+def test_tables_of_one_system_are_fitted_together():
     known = known_of_tables([a_table(block("all_reduce", (2, 4))), a_table(block("send_recv", (2,)))])
     assert (known.system, known.library) == ("made", "NCCL 2.99")
-    assert len(known.cells) == len(made_model[0]) == 27
+    assert len(known.cells) == 27
     between = known.cells.iloc[[0]].assign(payload_bytes=3000)
-    assert price(known, between).rows["source"].tolist() == ["model"]
+    (row,) = price(known, between).rows.itertuples()
+    assert row.source == "model"
+    assert row.low_s < row.time_s < row.high_s
+    assert row.time_s == pytest.approx(law(between)[0], rel=0.2)
 
 
-def test_tables_of_two_systems_are_refused(made_model):
+def test_tables_of_two_systems_are_refused():
     with pytest.raises(ValueError, match="of one system: made, other"):
         known_of_tables([a_table(block("all_reduce", (2,))), a_table(block("all_reduce", (2,)), "other")])
     with pytest.raises(ValueError, match="no tables were found"):
         known_of_tables([])
+
+
+def test_a_curve_that_the_model_refuses_is_left_out():
+    frame = pd.concat([block("all_reduce", (2, 4))] * 2, ignore_index=True)
+    frame.loc[(frame.index >= len(frame) // 2) & (frame["num_ranks"] == 4), "time_s"] *= 40
+    known = known_of_tables([a_table(frame)])
+    priced = price(known, known.cells)
+    assert set(priced.rows["num_ranks"]) == {2}
+    assert sum(priced.left_out.values()) == 9
 
 
 def test_measured_cells_alone_need_no_model():
@@ -69,18 +66,21 @@ def test_a_model_has_no_measured_cells_alone(tmp_path):
         command._read([tmp_path / "model.json"], None, True)
 
 
-def test_times_that_are_none_are_not_measured_cells(made_model):
+def test_times_that_are_none_are_not_measured_cells():
     frame = block("all_reduce", (2,))
     frame.loc[0, "time_s"] = -1.0
     frame.loc[1, "time_s"] = float("nan")
-    assert len(known_of_tables([a_table(frame)]).cells) == len(frame) - 2
+    assert len(known_of_tables([a_table(frame)], measured_only=True).cells) == len(frame) - 2
 
 
-def test_a_model_gives_its_measured_cells(made_model):
-    cells = median_cells(block("all_reduce", (2, 4)))
-    known = known_of_model(SimpleNamespace(cells=cells, transport="gloo"), "mine")
+def test_a_model_gives_its_measured_cells():
+    frame = block("all_reduce", (2, 4))
+    fitted = CellModel.model_validate_json(fit_cells(a_table(frame)).model_dump_json())
+    known = known_of_model(SimpleNamespace(cells=fitted, transport="gloo"), "mine")
     assert (known.system, known.library) == ("mine", "gloo")
-    assert known.cells[[*CELL, "time_s"]].equals(cells[[*CELL, "time_s"]])
+    priced = price(known, frame)
+    assert set(priced.rows["source"]) == {"measured"}
+    assert priced.rows["time_s"].tolist() == frame["time_s"].tolist()
 
 
 def test_a_model_is_told_from_a_table_in_json(tmp_path):
