@@ -1,4 +1,4 @@
-"""What one curve says between and beyond its sizes, and what curves of other groups say at the same traffic.
+"""What one curve says between and beyond its sizes, and what curves of other groups say of this one.
 
 Between sizes: the mean, in log time, of the straight line in size and the straight line in log size. Beyond them:
 latency plus bytes over bandwidth through the last sizes, weighted by relative error.
@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Curve = tuple[Floats, Floats]  # sizes [bytes], ascending, and times [s]
 
-TAIL_SIZES = 3  # the last sizes that the line beyond them is drawn through
-LINEAR_WEIGHT = 0.6  # of the straight line in size; the rest is the straight line in log size
-GROUP_SLOPE = 0.6  # share of the trend in log2 ranks (at equal traffic) that is carried on beyond the groups measured
+TAIL_SIZES = 4  # the last sizes that the line beyond them is drawn through
+LINEAR_WEIGHT = 0.8  # of the straight line in size; the rest is the straight line in log size
+TREND_LATENCY = 1.3  # share of the trend in log ranks that is carried on beyond the groups measured, latency ruling
+TREND_BANDWIDTH = 0.9  # the same where bandwidth rules; both chosen on A100, H100 and B200 tables
 
 
 def traffic_factor(op: str, num_ranks: int) -> float:
@@ -62,25 +64,26 @@ def tail(sizes: Floats, times: Floats, wanted: Floats) -> Floats:
     return answer
 
 
-def from_groups(groups: Floats, logs: Floats, wanted: float) -> Floats:
-    """Return log time at ``wanted`` ranks from ``logs`` [groups, cells] at equal traffic; ``groups`` are log2 ranks.
+def trend(near: Curve, other: Curve, ranks: tuple[int, int, int], wanted: Floats) -> Floats:
+    """Return log time at ``ranks[2]`` from curves at ``ranks[0]`` (the nearest) and ``ranks[1]``, on one side of it.
 
-    Between groups a straight line; beyond them a part of the trend of the nearest two, and of one group a copy.
+    Curves are compared at equal bytes for each peer, where a library takes the same protocol. What grows with the group
+    is carried on: more where latency rules (the constant part of a call fades beside its steps), less where bandwidth
+    does.
     """
-    if len(groups) == 1:
-        copied: Floats = logs[0]
-        return copied
-    order = np.argsort(groups)
-    groups, logs = groups[order], logs[order]
-    if wanted < groups[0]:
-        near, other = 0, 1
-    elif wanted > groups[-1]:
-        near, other = -1, -2
-    else:
-        above = int(np.searchsorted(groups, wanted))
-        share = (wanted - groups[above - 1]) / (groups[above] - groups[above - 1])
-        between: Floats = (1 - share) * logs[above - 1] + share * logs[above]
-        return between
-    slope = (logs[near] - logs[other]) / (groups[near] - groups[other])
-    beyond: Floats = logs[near] + GROUP_SLOPE * slope * (wanted - groups[near])
-    return beyond
+    scale = [count / ranks[2] for count in ranks[:2]]
+    here, there = log_time(*near, wanted * scale[0]), log_time(*other, wanted * scale[1])
+    wider, narrower = log_time(*near, 2 * scale[0] * wanted), log_time(*near, 0.5 * scale[0] * wanted)
+    elasticity = np.clip((wider - narrower) / np.log(4.0), 0.0, 1.0)
+    octaves = np.log2(np.array(ranks, dtype=np.float64))
+    share = TREND_LATENCY + (TREND_BANDWIDTH - TREND_LATENCY) * elasticity if octaves[2] > octaves[0] else 1.0
+    answer: Floats = here + share * (here - there) * (octaves[2] - octaves[0]) / (octaves[0] - octaves[1])
+    return answer
+
+
+def between(low: Curve, high: Curve, ranks: tuple[int, int, int], wanted: Floats) -> Floats:
+    """Return log time at ``ranks[2]``, which lies between ``ranks[0]`` and ``ranks[1]``: a line in log ranks."""
+    octaves = np.log2(np.array(ranks, dtype=np.float64))
+    share = (octaves[2] - octaves[0]) / (octaves[1] - octaves[0])
+    answer: Floats = (1 - share) * log_time(*low, wanted) + share * log_time(*high, wanted)
+    return answer

@@ -13,16 +13,18 @@ from pydantic import BaseModel, ConfigDict
 
 from crosstraffic.costmodel.cells.curves import CellCurve, Key
 from crosstraffic.costmodel.cells.experts import Floats, log_time
-from crosstraffic.costmodel.cells.reach import Curves, made_of, reach
+from crosstraffic.costmodel.cells.reach import Curves, Reached, outside, reach
 
 BINS = (64 * 2**10, 2**20, 16 * 2**20)  # bytes: up to 64 KiB, to 1 MiB, to 16 MiB, above
 NOISE_PRIOR = (0.088, 0.064, 0.038, 0.012)  # differences between repeats, 90 %: reference tables, by size
 SIZE_PRIOR = (0.045, 0.075, 0.09, 0.03)  # per octave of gap
-RANGE_PRIOR = 0.08  # per octave beyond the largest size
+RANGE_PRIOR = 0.12  # per square root of octaves beyond the largest size
 GROUP_PRIOR = (0.35, 0.45, 0.6, 0.3)  # per octave of ranks
 LAYOUT_PRIOR = 0.9  # per octave of layout
 PRIOR_SCORES = 8.0  # hold-outs that a prior counts as
 LEVEL = 0.9
+TREND_WIDTH = 0.55  # error of a trend through two groups against that of a copy from one, which hold-outs mostly test
+RANGE_WIDTH = 0.4  # error beyond the largest size against that of hold-outs, which end nearer to the knee
 
 
 class Widths(BaseModel):
@@ -72,18 +74,18 @@ def widths_of(curves: Sequence[CellCurve]) -> Widths:
     )
 
 
-def half_width(widths: Widths, kind: str, sizes: Floats, beyond: Floats, gap: Floats, apart: float) -> Floats:
+def half_width(widths: Widths, kind: str, sizes: Floats, reached: Reached) -> Floats:
     """Return the half-width (log) of each prediction: noise, size, range and group or layout in quadrature."""
-    bins = size_bin(sizes)
+    bins, beyond, gap = size_bin(sizes), reached.beyond, reached.gap
     total = np.array(widths.noise)[bins] ** 2
     inside = beyond <= 0
     if kind != "measured":
         total = total + np.where(inside, np.array(widths.size)[bins] * np.minimum(gap, 8.0), 0.0) ** 2
-        total = total + np.where(inside, 0.0, widths.range * np.maximum(beyond, 1.0)) ** 2
+        total = total + np.where(inside, 0.0, RANGE_WIDTH * widths.range) ** 2 * np.maximum(beyond, 0.1)
     if kind == "group":
-        total = total + (np.array(widths.group)[bins] * max(apart, 0.5)) ** 2
+        total = total + ((1.0 if reached.copied else TREND_WIDTH) * np.array(widths.group)[bins] * reached.apart) ** 2
     if kind == "layout":
-        total = total + (widths.layout * apart) ** 2
+        total = total + (widths.layout * reached.apart) ** 2
     answer: Floats = np.sqrt(total)
     return answer
 
@@ -105,23 +107,22 @@ def _binned(sizes: Sequence[float], scores: Sequence[float], priors: Sequence[fl
 
 
 def _left_out_sizes(curves: Curves) -> tuple[list[float], list[float]]:
-    """Leave out every other size: the gap doubles, and the error is counted per octave of it."""
+    """Leave out every other size of each curve; the error is counted per octave of the gap that this leaves."""
     sizes: list[float] = []
     scores: list[float] = []
     for x, y in curves.arrays.values():
         for start in (1, 2):
-            left = np.arange(start, len(x) - 1, 2)
-            if len(x) - len(left) < 2 or not len(left):
-                continue
-            kept = np.setdiff1d(np.arange(len(x)), left)
-            error = np.abs(log_time(x[kept], y[kept], x[left]) - np.log(y[left]))
-            gap = np.log2(np.maximum(x[left + 1], 1) / np.maximum(x[left - 1], 1))
-            sizes += x[left].tolist()
-            scores += (error / np.maximum(gap, 0.1)).tolist()
+            left = np.arange(len(x)) % 2 == start % 2
+            left[[0, -1]] = False
+            if (~left).sum() >= 2 and left.any():
+                error = np.abs(log_time(x[~left], y[~left], x[left]) - np.log(y[left]))
+                sizes += x[left].tolist()
+                scores += (error / np.maximum(outside(x[~left], x[left])[1], 0.1)).tolist()
     return sizes, scores
 
 
 def _left_out_largest(curves: Curves) -> list[float]:
+    """Leave out the largest one to three sizes; the error is counted per square root of octaves beyond."""
     scores: list[float] = []
     for x, y in curves.arrays.values():
         for left in (1, 2, 3):
@@ -129,7 +130,7 @@ def _left_out_largest(curves: Curves) -> list[float]:
             if kept >= 3:
                 error = np.abs(log_time(x[:kept], y[:kept], x[kept:]) - np.log(y[kept:]))
                 octaves = np.log2(x[kept:] / max(x[kept - 1], 1.0))
-                scores += (error / np.maximum(octaves, 1.0)).tolist()
+                scores += (error / np.sqrt(np.maximum(octaves, 0.1))).tolist()
     return scores
 
 
@@ -149,7 +150,7 @@ def _each_left_out(curves: Curves, kind: str) -> list[tuple[float, float]]:
         arrays: Mapping[Key, tuple[Floats, Floats]] = {key: curves.arrays[key] for key in family}
         for key in family if len(family) > 1 else ():
             x, y = (array[:: max(1, len(array) // 64)] for array in arrays[key])
-            answer = reach(made_of({other: arrays[other] for other in family if other != key}), key, x)
+            answer = reach(Curves.of({other: arrays[other] for other in family if other != key}), key, x)
             if not isinstance(answer, str) and answer.kind == kind:
                 error = np.abs(answer.log_time - np.log(y)) / max(answer.apart, 0.5)
                 near = answer.beyond <= 1

@@ -137,7 +137,7 @@ def _predict_curve(
     if (wanted < 0).any():
         raise ValueError(f"payload_bytes must be at least 0: {int(wanted.min())}")
     answer.time[rows] = np.exp(reached.log_time)
-    answer.width[rows] = half_width(model.widths, reached.kind, wanted, reached.beyond, reached.gap, reached.apart)
+    answer.width[rows] = half_width(model.widths, reached.kind, wanted, reached)
     answer.kind[rows] = np.where((reached.beyond > 0) & (reached.kind == "size"), "range", reached.kind)
     too_far = reached.beyond > FARTHEST_OCTAVES
     if too_far.any():
@@ -153,6 +153,6 @@ def _predict_curve(
         place = np.minimum(np.searchsorted(own_sizes, wanted), len(own_sizes) - 1)
         exact = own_sizes[place] == wanted
         answer.time[rows[exact]] = own_times[place[exact]]
-        noise = half_width(model.widths, "measured", wanted, reached.beyond, reached.gap, 0.0)
+        noise = half_width(model.widths, "measured", wanted, reached)
         answer.width[rows[exact]] = noise[exact]
         answer.kind[rows[exact]] = "measured"

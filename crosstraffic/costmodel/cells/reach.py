@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crosstraffic.costmodel.cells.curves import CellCurve, Key, describe
-from crosstraffic.costmodel.cells.experts import Floats, from_groups, log_time, traffic_factor
+from crosstraffic.costmodel.cells.experts import Floats, between, log_time, traffic_factor, trend
 from crosstraffic.results.table import CURVE
 
 PLACE = {name: index for index, name in enumerate(CURVE)}
@@ -24,6 +24,7 @@ class Reached:
     beyond: Floats  # octaves outside the sizes of the curve
     gap: Floats  # octaves between the neighbouring sizes
     apart: float  # octaves between this group or layout and the nearest measured one
+    copied: bool = False  # from one group only, without a trend
 
 
 class Curves:
@@ -33,9 +34,20 @@ class Curves:
         self.arrays: dict[Key, tuple[Floats, Floats]] = {
             curve.key: (np.array(curve.payload_bytes, dtype=np.float64), np.array(curve.time_s)) for curve in curves
         }
+        self._index()
+
+    def _index(self) -> None:
         self.families: dict[Key, list[Key]] = {}
         for key in self.arrays:
             self.families.setdefault(family_of(key), []).append(key)
+
+    @classmethod
+    def of(cls, arrays: Mapping[Key, tuple[Floats, Floats]]) -> "Curves":
+        """Make curves of sizes and times by key; for hold-outs."""
+        made = cls(())
+        made.arrays.update(arrays)
+        made._index()
+        return made
 
 
 def family_of(key: Key) -> Key:
@@ -111,19 +123,27 @@ def _apart(key: Key, other: Key) -> float:
 
 
 def _group(curves: Curves, key: Key, same: Sequence[Key], wanted: Floats) -> Reached:
-    """Compare at equal bytes on the wire of a rank: there groups differ by their steps only."""
+    """From one group a copy at equal bytes of a rank; from two or more a line between them or their trend beyond."""
     ranks = int(key[RANKS])
-    factor = traffic_factor(str(key[OP]), ranks)
-    logs, groups = [], []
-    for other in same:
-        theirs = factor / traffic_factor(str(key[OP]), int(other[RANKS]))
-        logs.append(log_time(*curves.arrays[other], wanted * theirs))
-        groups.append(np.log2(int(other[RANKS])))
-    answer = from_groups(np.array(groups), np.array(logs), float(np.log2(ranks)))
-    nearest = min(same, key=lambda other: _apart(key, other))
-    beyond, gap = outside(curves.arrays[nearest][0], wanted)
-    apart = min(abs(np.log2(ranks) - group) for group in groups)
-    return Reached(log_time=answer, kind="group", beyond=beyond, gap=gap, apart=float(apart))
+    nearest = sorted(same, key=lambda other: (_apart(key, other), other[RANKS]))
+    below = [other for other in nearest if int(other[RANKS]) < ranks]
+    above = [other for other in nearest if int(other[RANKS]) > ranks]
+    first, copied = nearest[0], False
+    one_sided = above if above else below
+    if below and above:
+        low, high = below[0], above[0]
+        counts = (int(low[RANKS]), int(high[RANKS]), ranks)
+        answer = between(curves.arrays[low], curves.arrays[high], counts, wanted)
+    elif len(one_sided) > 1 and one_sided[0][RANKS] != one_sided[1][RANKS]:
+        counts = (int(one_sided[0][RANKS]), int(one_sided[1][RANKS]), ranks)
+        answer = trend(curves.arrays[one_sided[0]], curves.arrays[one_sided[1]], counts, wanted)
+    else:
+        copied = True
+        theirs = traffic_factor(str(key[OP]), ranks) / traffic_factor(str(key[OP]), int(first[RANKS]))
+        answer = log_time(*curves.arrays[first], wanted * theirs)
+    beyond, gap = outside(curves.arrays[first][0], wanted)
+    apart = max(abs(float(np.log2(ranks / int(first[RANKS])))), 0.5)
+    return Reached(log_time=answer, kind="group", beyond=beyond, gap=gap, apart=apart, copied=copied)
 
 
 def _layout(curves: Curves, key: Key, across: Sequence[Key], wanted: Floats) -> Reached:
@@ -132,12 +152,3 @@ def _layout(curves: Curves, key: Key, across: Sequence[Key], wanted: Floats) -> 
     answer = log_time(*curves.arrays[nearest], wanted * factor)
     beyond, gap = outside(curves.arrays[nearest][0], wanted)
     return Reached(log_time=answer, kind="layout", beyond=beyond, gap=gap, apart=max(_apart(key, nearest), 1.0))
-
-
-def made_of(arrays: Mapping[Key, tuple[Floats, Floats]]) -> Curves:
-    """Return curves of sizes and times by key; for hold-outs."""
-    made = Curves(())
-    made.arrays.update(arrays)
-    for key in made.arrays:
-        made.families.setdefault(family_of(key), []).append(key)
-    return made
