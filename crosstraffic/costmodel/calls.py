@@ -140,25 +140,49 @@ def make_call(
     alone_s: float | None = None,
 ) -> Call:
     """Return one group's call, scaled so that the whole stream alone takes ``alone_s`` (or what its curve says)."""
-    found = model.stream(stream)
-    name = model.measured_name(stream)
-    if len(found.groups[group_index]) == 1:  # nobody to talk to
-        ranks = found.groups[group_index]
-        return Call(stream=name, ranks=ranks, latency_s=0.0, transfer_s=0.0, message_bytes=0.0, load={})
-    solo, _ = curve_of(model, cadence, stream)
-    terms = group_terms(solo, found, model.nodes, group_index, edge)
-    formula = formula_s(solo, found, model.nodes, payload_bytes)
-    scale = (alone(model, stream, payload_bytes, cadence).time_s if alone_s is None else alone_s) / formula
-    seconds = {resource: cost * payload_bytes for resource, cost in terms.seconds_per_byte.items()}
-    longest = max(seconds.values(), default=0.0)
-    return Call(
-        stream=name,
-        ranks=terms.ranks,
-        latency_s=terms.latency_s * scale,
-        transfer_s=longest * scale,
-        message_bytes=payload_bytes / terms.steps,
-        load={resource: cost / longest for resource, cost in seconds.items()} if longest > 0 else {},
-    )
+    [call] = make_calls(model, stream, payload_bytes, cadence, (group_index,), edge=edge, alone_s=alone_s)
+    return call
+
+
+def make_calls(
+    model: Model,
+    stream: str,
+    payload_bytes: int,
+    cadence: Cadence,
+    group_indices: Sequence[int],
+    *,
+    edge: tuple[int, int] | None = None,
+    alone_s: float | None = None,
+) -> list[Call]:
+    """Return the calls of several groups of a stream: its curve is asked once for all of them."""
+    found, name = model.stream(stream), model.measured_name(stream)
+    scale: float | None = None
+    solo: Solo | None = None
+    calls: list[Call] = []
+    for group_index in group_indices:
+        if len(found.groups[group_index]) == 1:  # nobody to talk to
+            ranks = found.groups[group_index]
+            calls.append(Call(stream=name, ranks=ranks, latency_s=0.0, transfer_s=0.0, message_bytes=0.0, load={}))
+            continue
+        if solo is None or scale is None:
+            solo, _ = curve_of(model, cadence, stream)
+            formula = formula_s(solo, found, model.nodes, payload_bytes)
+            time_s = alone(model, stream, payload_bytes, cadence).time_s if alone_s is None else alone_s
+            scale = time_s / formula
+        terms = group_terms(solo, found, model.nodes, group_index, edge)
+        seconds = {resource: cost * payload_bytes for resource, cost in terms.seconds_per_byte.items()}
+        longest = max(seconds.values(), default=0.0)
+        calls.append(
+            Call(
+                stream=name,
+                ranks=terms.ranks,
+                latency_s=terms.latency_s * scale,
+                transfer_s=longest * scale,
+                message_bytes=payload_bytes / terms.steps,
+                load={resource: cost / longest for resource, cost in seconds.items()} if longest > 0 else {},
+            )
+        )
+    return calls
 
 
 RanksByNode = Mapping[str, Mapping[int, int]]

@@ -13,7 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from crosstraffic.patterns.stream import MATRIX_OPS, Stream
+from crosstraffic.patterns.matrix import ByteRule, Matrix, groups_differ
+from crosstraffic.patterns.stream import MATRIX_OPS, Op, Stream
 from crosstraffic.patterns.wire import steps_by_tier, wire_matrix
 
 Resource = tuple[str, int]
@@ -47,6 +48,19 @@ class Shape:
     family: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfGroup:
+    """The rule of one group of a stream, for a stream of that group alone."""
+
+    rule: ByteRule
+    group_index: int
+    kind: str = "of_group"
+
+    def matrix(self, num_ranks: int, group_index: int) -> Matrix:
+        """Return the group's matrix, whichever group is asked for."""
+        return self.rule.matrix(num_ranks, self.group_index)
+
+
 def busiest(load: Mapping[Resource, float]) -> tuple[float, ...]:
     """Return the largest load on a resource of each link, in the order of ``LINKS``.
 
@@ -60,7 +74,6 @@ def busiest(load: Mapping[Resource, float]) -> tuple[float, ...]:
     return tuple(found[link] for link in LINKS)
 
 
-@lru_cache(maxsize=4096)
 def footprint(
     stream: Stream, nodes: tuple[int, ...], group_index: int, edge: tuple[int, int] | None = None
 ) -> Footprint:
@@ -78,35 +91,82 @@ def footprint(
     group = stream.groups[group_index]
     if max(group) >= len(nodes):
         raise ValueError(f"{stream.name}: rank {max(group)} has no place among {len(nodes)} ranks")
-    reference = stream.payload_bytes if stream.op in MATRIX_OPS else _REFERENCE_BYTES * len(group)
-    matrix = wire_matrix(stream, group_index, reference).astype(np.float64)
-    ranks = group
+    numbers: dict[int, int] = {}
+    places = tuple([numbers.setdefault(nodes[rank], len(numbers)) for rank in group])
+    rule, differs = stream.rule, stream.rule is not None and groups_differ(stream.rule)
+    size = stream.payload_bytes if stream.op in MATRIX_OPS else 0  # the others' bytes are in proportion to it
+    members, steps, load = _like_group(
+        stream.op,
+        rule,  # type: ignore[arg-type]
+        size,
+        places,
+        group_index if differs else 0,
+        edge,
+    )
+    homes = tuple(numbers)
+    return Footprint(
+        ranks=tuple([group[member] for member in members]),
+        steps=steps,
+        load={(kind, (homes if of_node else group)[index]): amount for kind, of_node, index, amount in load},
+    )
+
+
+@lru_cache(maxsize=4096)
+def _like_group(
+    op: Op,
+    rule: ByteRule | None,
+    payload_bytes: int,
+    places: tuple[int, ...],
+    group_index: int,
+    edge: tuple[int, int] | None,
+) -> tuple[tuple[int, ...], tuple[int, int], tuple[tuple[str, bool, int, float], ...]]:
+    """Work out the groups that lie like ``places``: who takes part, steps, and (kind, whether of a node, which, load).
+
+    Members and nodes are counted in the order of the group; ``payload_bytes`` is that of ops with a byte matrix.
+    """
+    members = tuple(range(len(places)))
+    reference = payload_bytes if op in MATRIX_OPS else _REFERENCE_BYTES * len(places)
+    alone = Stream(
+        name=op,
+        pattern=op,
+        op=op,
+        phase="decode",
+        groups=(members,),
+        payload_bytes=payload_bytes,
+        calls_per_step=1,
+        dtype="",
+        formula="",
+        source="",
+        rule=None if rule is None else OfGroup(rule=rule, group_index=group_index),
+    )
+    matrix = wire_matrix(alone, 0, reference).astype(np.float64)
+    ranks = members
     if edge is not None:
         kept = matrix[edge]
         matrix = np.zeros_like(matrix)
         matrix[edge] = kept
-        ranks = (group[edge[0]], group[edge[1]])
-    elif stream.op in ("send_recv", "kv_transfer") and matrix.any():  # nobody waits for a rank with nothing to do
+        ranks = edge
+    elif op in ("send_recv", "kv_transfer") and matrix.any():  # nobody waits for a rank with nothing to do
         busy = np.asarray(matrix.sum(axis=0) + matrix.sum(axis=1) > 0)
-        ranks = tuple(rank for rank, works in zip(group, busy.tolist(), strict=True) if works)
-    steps = steps_by_tier(stream.op, ranks, nodes)
+        ranks = tuple(rank for rank, works in zip(members, busy.tolist(), strict=True) if works)
+    steps = steps_by_tier(op, ranks, places)
     if reference > 0:
-        matrix /= reference
-    load: dict[Resource, float] = {}
-    places = np.array([nodes[rank] for rank in group])
-    remote = places[:, None] != places[None, :]
+        matrix = matrix / reference
+    found: dict[tuple[str, bool, int], float] = {}
+    homes = np.array(places)
+    remote = homes[:, None] != homes[None, :]
     inside, across = np.where(remote, 0.0, matrix), np.where(remote, matrix, 0.0)
     for link, here in (("port", matrix), ("intra", inside), ("inter", across)):
         for kind, totals in ((f"{link}_egress", here.sum(axis=1)), (f"{link}_ingress", here.sum(axis=0))):
-            for index in np.flatnonzero(totals):
-                _add(load, (kind, group[index]), float(totals[index]))
-    for kind, totals in (("nic_egress", across.sum(axis=1)), ("nic_ingress", across.sum(axis=0))):
-        for index in np.flatnonzero(totals):
-            _add(load, (kind, int(places[index])), float(totals[index]))
+            for index in np.flatnonzero(totals).tolist():
+                found[kind, False, index] = float(totals[index])
     crossing = inside.sum(axis=1) + across.sum(axis=1) + across.sum(axis=0)
-    for index in np.flatnonzero(crossing):
-        _add(load, ("host_bytes", int(places[index])), float(crossing[index]))
-    return Footprint(ranks=tuple(ranks), steps=steps, load=load)
+    sums = (("nic_egress", across.sum(axis=1)), ("nic_ingress", across.sum(axis=0)), ("host_bytes", crossing))
+    for kind, totals in sums:
+        for index in np.flatnonzero(totals).tolist():
+            key = (kind, True, places[index])
+            found[key] = found.get(key, 0.0) + float(totals[index])
+    return ranks, steps, tuple((*key, amount) for key, amount in found.items())
 
 
 def _add(load: dict[Resource, float], resource: Resource, amount: float) -> None:
@@ -134,8 +194,13 @@ def family_of(stream: Stream, nodes: Sequence[int]) -> str:
     >>> family_of(s, (0, 0, 1, 1)), family_of(s, (0, 0, 0, 0))
     ('all_reduce 2 groups of 2 over 2 nodes', 'all_reduce 2 groups of 2 in a node')
     """
-    sizes = sorted({len(group) for group in stream.groups})
-    spans = sorted({len({nodes[rank] for rank in group}) for group in stream.groups})
+    return _family(stream.op, stream.groups, tuple(nodes))
+
+
+@lru_cache(maxsize=1024)
+def _family(op: str, groups: tuple[tuple[int, ...], ...], nodes: tuple[int, ...]) -> str:
+    sizes = sorted({len(group) for group in groups})
+    spans = sorted({len({nodes[rank] for rank in group}) for group in groups})
     lie = "in a node" if spans == [1] else f"over {'-'.join(map(str, spans))} nodes"
-    count = "1 group" if len(stream.groups) == 1 else f"{len(stream.groups)} groups"
-    return f"{stream.op} {count} of {'-'.join(map(str, sizes))} {lie}"
+    count = "1 group" if len(groups) == 1 else f"{len(groups)} groups"
+    return f"{op} {count} of {'-'.join(map(str, sizes))} {lie}"

@@ -6,7 +6,7 @@ A call starts when all members of its group have come to it, and each member goe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from crosstraffic.costmodel.calls import Call, curve_of, make_call, make_sharing, ranks_by_node
+from crosstraffic.costmodel.calls import Call, curve_of, make_calls, make_sharing, ranks_by_node
 from crosstraffic.costmodel.contention import Job, advance, make_job
 from crosstraffic.costmodel.model import Contention, Model
 from crosstraffic.patterns.step import Step, Task
@@ -83,15 +83,15 @@ def _lay_out(model: Model, step: Step, cadence: Cadence) -> _Plan:
     for lane in range(len(step.lanes)):
         for task in step.tasks(lane):
             groups = model.stream(task.stream).groups
-            for group_index in range(len(groups)) if task.groups is None else task.groups:
-                key = (task, group_index)
-                if key not in kinds:
-                    kinds[key] = len(plan.calls)
-                    plan.calls.append(
-                        make_call(model, task.stream, task.payload_bytes, cadence, group_index, edge=task.edge)
-                    )
-                ranks = plan.calls[kinds[key]].ranks
-                plan.meetings.append(_Meeting(kind=kinds[key], members=len(ranks), ranks=ranks))
+            indices = range(len(groups)) if task.groups is None else task.groups
+            missing = [index for index in indices if (task, index) not in kinds]
+            made = make_calls(model, task.stream, task.payload_bytes, cadence, missing, edge=task.edge)
+            kinds |= {(task, index): len(plan.calls) + place for place, index in enumerate(missing)}
+            plan.calls += made
+            for group_index in indices:
+                kind = kinds[task, group_index]
+                ranks = plan.calls[kind].ranks
+                plan.meetings.append(_Meeting(kind=kind, members=len(ranks), ranks=ranks))
                 for rank in ranks:
                     plan.ways.setdefault((lane, rank), []).append(len(plan.meetings) - 1)
     return plan

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from crosstraffic.costmodel.calls import Call, make_call, make_sharing, pick_cadence, ranks_by_node
+from crosstraffic.costmodel.calls import Call, make_calls, make_sharing, pick_cadence, ranks_by_node
 from crosstraffic.costmodel.contention import Job, Sharing, advance, make_job
 from crosstraffic.costmodel.model import Contention, Model
 from crosstraffic.results.record import Cadence, Mode
@@ -50,9 +50,9 @@ def gather_crowd(
     owner: list[int] = []
     for index, (name, payload_bytes) in enumerate(mix):
         known = None if alone_s is None else alone_s.get(name)
-        for group_index in range(len(model.stream(name).groups)):
-            calls.append(make_call(model, name, payload_bytes, cadence, group_index, alone_s=known))
-            owner.append(index)
+        made = make_calls(model, name, payload_bytes, cadence, range(len(model.stream(name).groups)), alone_s=known)
+        calls += made
+        owner += [index] * len(made)
     sharing = make_sharing(calls, model.nodes, factors, ranks_by_node(model, [name for name, _ in mix]))
     return merge(calls, owner, sharing, len(mix))
 
