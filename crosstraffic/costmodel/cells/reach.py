@@ -143,7 +143,8 @@ def _group(curves: Curves, key: Key, same: Sequence[Key], wanted: Floats) -> Rea
         answer = log_time(*curves.arrays[first], wanted * theirs)
     beyond, gap = outside(curves.arrays[first][0], wanted)
     apart = max(abs(float(np.log2(ranks / int(first[RANKS])))), 0.5)
-    return Reached(log_time=answer, kind="group", beyond=beyond, gap=gap, apart=apart, copied=copied)
+    kind = "group" if int(key[NODES]) == 1 else "layout"  # more ranks on the same nodes share their network ports
+    return Reached(log_time=answer, kind=kind, beyond=beyond, gap=gap, apart=apart, copied=copied)
 
 
 def _layout(curves: Curves, key: Key, across: Sequence[Key], wanted: Floats) -> Reached:
