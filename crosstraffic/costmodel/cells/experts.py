@@ -13,8 +13,11 @@ Curve = tuple[Floats, Floats]  # sizes [bytes], ascending, and times [s]
 
 TAIL_SIZES = 4  # the last sizes that the line beyond them is drawn through
 LINEAR_WEIGHT = 0.8  # of the straight line in size; the rest is the straight line in log size
-TREND_LATENCY = 1.3  # share of the trend in log ranks that is carried on beyond the groups measured, latency ruling
-TREND_BANDWIDTH = 0.9  # the same where bandwidth rules; both chosen on A100, H100 and B200 tables
+# Shares of the trend in log ranks that are carried on beyond the groups measured; chosen on A100, H100 and B200 tables.
+TREND_LATENCY = 1.3  # at equal bytes for each peer, latency ruling
+TREND_TRANSFER = 1.0  # the same, bandwidth ruling
+TREND_PAYLOAD = 0.4  # at equal payload; all-reduce grows by 1.5 from 2 to 4 ranks and by 1.5^0.38 from 4 to 8
+ELASTICITY_POWER = 4.0  # how sharply the second takes over from the first
 
 
 def traffic_factor(op: str, num_ranks: int) -> float:
@@ -67,17 +70,33 @@ def tail(sizes: Floats, times: Floats, wanted: Floats) -> Floats:
 def trend(near: Curve, other: Curve, ranks: tuple[int, int, int], wanted: Floats) -> Floats:
     """Return log time at ``ranks[2]`` from curves at ``ranks[0]`` (the nearest) and ``ranks[1]``, on one side of it.
 
-    Curves are compared at equal bytes for each peer, where a library takes the same protocol. What grows with the group
-    is carried on: more where latency rules (the constant part of a call fades beside its steps), less where bandwidth
-    does.
+    Where latency counts, curves are compared at equal bytes for each peer, as a library takes the same protocol there,
+    and what grows with the group is carried on: the more, the more latency rules (the constant part of a call fades
+    beside its steps). Where time is proportional to size they are compared at equal payload, and little of the growth
+    is left.
     """
-    scale = [count / ranks[2] for count in ranks[:2]]
-    here, there = log_time(*near, wanted * scale[0]), log_time(*other, wanted * scale[1])
-    wider, narrower = log_time(*near, 2 * scale[0] * wanted), log_time(*near, 0.5 * scale[0] * wanted)
-    elasticity = np.clip((wider - narrower) / np.log(4.0), 0.0, 1.0)
     octaves = np.log2(np.array(ranks, dtype=np.float64))
-    share = TREND_LATENCY + (TREND_BANDWIDTH - TREND_LATENCY) * elasticity if octaves[2] > octaves[0] else 1.0
-    answer: Floats = here + share * (here - there) * (octaves[2] - octaves[0]) / (octaves[0] - octaves[1])
+    steps = (octaves[2] - octaves[0]) / (octaves[0] - octaves[1])
+    up = 1.0 if octaves[2] > octaves[0] else -1.0  # towards fewer ranks what grew by a share shrinks by its inverse
+
+    def carried(here: Floats, there: Floats, share: Floats | float) -> Floats:
+        answer: Floats = here + np.power(share, up) * (here - there) * steps
+        return answer
+
+    by_peer = [wanted * (count / ranks[2]) for count in ranks[:2]]
+    elasticity = _elasticity(near, by_peer[0])
+    latency_share = TREND_LATENCY + (TREND_TRANSFER - TREND_LATENCY) * elasticity
+    at_peer = carried(log_time(*near, by_peer[0]), log_time(*other, by_peer[1]), latency_share)
+    at_payload = carried(log_time(*near, wanted), log_time(*other, wanted), TREND_PAYLOAD)
+    weight = _elasticity(near, wanted) ** ELASTICITY_POWER
+    mixed: Floats = (1 - weight) * at_peer + weight * at_payload
+    return mixed
+
+
+def _elasticity(curve: Curve, wanted: Floats) -> Floats:
+    """Return how log time grows with log size: 0 where latency rules, 1 where bandwidth does."""
+    grown = (log_time(*curve, 2 * wanted) - log_time(*curve, wanted / 2)) / np.log(4.0)
+    answer: Floats = np.clip(grown, 0.0, 1.0)
     return answer
 
 

@@ -15,7 +15,8 @@ COARSE = tuple(2**power for power in range(9, 28, 3))
 def test_suggestions_are_new_cells_in_order():
     made = table(sizes=COARSE)
     chosen = suggest_cells(fit_cells(made), n=6)
-    assert len(chosen) == 6 and not chosen.duplicated(list(CELL)).any()
+    assert len(chosen) == 6
+    assert not chosen.duplicated(list(CELL)).any()
     assert chosen["shrinks_log"].is_monotonic_decreasing
     assert chosen.merge(made.frame, on=list(CELL)).empty
 
