@@ -136,7 +136,10 @@ def _read(
         model = load(first)
         if getattr(model, "cells", None) is not None or not sources[0].is_dir():
             return known_of_model(model, system), model, model.notes
-    find: Any = importlib.import_module("crosstraffic.results.importers.find")
+    try:
+        find: Any = importlib.import_module("crosstraffic.results.importers.find")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{sources[0]}: this version reads no tables, and no model with cells is named") from error
     tables = find.load_tables(sources)
     notes = [note for table in tables for note in table.notes]
     notes += [
