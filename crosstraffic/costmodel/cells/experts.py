@@ -11,7 +11,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Curve = tuple[Floats, Floats]  # sizes [bytes], ascending, and times [s]
 
-TAIL_SIZES = 4  # the last sizes that the line beyond them is drawn through
+TAIL_SIZES = 5  # the last sizes that the line beyond them is drawn through
+TAIL_POWER = 1.5  # of size in the weight of each: the nearer to the end the more; both chosen on A100, H100, B200
 LINEAR_WEIGHT = 0.8  # of the straight line in size; the rest is the straight line in log size
 # Shares of the trend in log ranks that are carried on beyond the groups measured; chosen on A100, H100 and B200 tables.
 TREND_LATENCY = 1.3  # at equal bytes for each peer, latency ruling
@@ -60,7 +61,7 @@ def tail(sizes: Floats, times: Floats, wanted: Floats) -> Floats:
     """
     last, lasting = sizes[-TAIL_SIZES:], times[-TAIL_SIZES:]
     reach, rise = sizes[-1] - last[:-1], times[-1] - lasting[:-1]
-    weight = (last[:-1] / sizes[-1]) ** 0.5 / lasting[:-1] ** 2
+    weight = (last[:-1] / sizes[-1]) ** TAIL_POWER / lasting[:-1] ** 2
     slope = float((weight * reach * rise).sum() / max((weight * reach * reach).sum(), 1e-300))
     slope = min(max(slope, 0.0), times[-1] / sizes[-1])
     answer: Floats = times[-1] + slope * (wanted - sizes[-1])
