@@ -25,9 +25,9 @@ LAYOUT_PRIOR = 0.9  # per octave of layout
 PRIOR_SCORES = 8.0  # hold-outs that a prior counts as
 LEVEL = 0.9
 GROUP_FLOOR = 0.1  # per octave of ranks, however well the hold-outs went
-RANGE_FLOOR = 0.04  # per square root of octaves beyond the largest size, however well the hold-outs went
+RANGE_FLOOR = 0.05  # per square root of octaves beyond the largest size, however well the hold-outs went
 TREND_WIDTH = 0.55  # error of a trend through two groups against that of a copy from one, which hold-outs mostly test
-RANGE_WIDTH = 0.5  # error beyond the largest size against that of hold-outs, which end nearer to the knee
+RANGE_WIDTH = 0.35  # error beyond the largest size against that of hold-outs, which end nearer to the knee
 
 
 class Widths(BaseModel):
