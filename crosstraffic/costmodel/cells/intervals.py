@@ -24,6 +24,7 @@ GROUP_PRIOR = (0.33, 0.23, 0.7, 0.22)  # per octave of ranks, copied from one gr
 LAYOUT_PRIOR = 0.9  # per octave of layout
 PRIOR_SCORES = 8.0  # hold-outs that a prior counts as
 LEVEL = 0.9
+CROSSING_WIDTH = 2.0  # a larger group on PCIe may cross a socket for the first time, which no time tells beforehand
 GROUP_FLOOR = 0.1  # per octave of ranks, however well the hold-outs went
 RANGE_FLOOR = 0.05  # per square root of octaves beyond the largest size, however well the hold-outs went
 TREND_WIDTH = 0.55  # error of a trend through two groups against that of a copy from one, which hold-outs mostly test
@@ -88,7 +89,7 @@ def half_width(widths: Widths, kind: str, sizes: Floats, reached: Reached) -> Fl
             beyond, 0.1
         )
     if kind == "group":
-        share = 1.0 if reached.copied else TREND_WIDTH
+        share = (1.0 if reached.copied else TREND_WIDTH) * (CROSSING_WIDTH if reached.may_cross else 1.0)
         total = total + (np.maximum(share * np.array(widths.group)[bins], GROUP_FLOOR) * reached.apart) ** 2
     if kind == "layout":
         total = total + (widths.layout * reached.apart) ** 2

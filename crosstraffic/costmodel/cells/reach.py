@@ -12,6 +12,7 @@ from crosstraffic.results.table import CURVE
 PLACE = {name: index for index, name in enumerate(CURVE)}
 OP, RANKS, NODES, PER_NODE = (PLACE[name] for name in ("op", "num_ranks", "num_nodes", "ranks_per_node"))
 SPARSE_OCTAVES = 2.5  # a gap from which on a curve with more sizes tells what lies in it
+PCIE_BYTES_PER_S = 64e9  # 16 lanes of PCIe 5.0, one direction; Source: PCI Express Base Specification 5.0
 SHARED = 2  # sizes that two curves must have in common before one is scaled to the other
 
 
@@ -25,6 +26,7 @@ class Reached:
     gap: Floats  # octaves between the neighbouring sizes
     apart: float  # octaves between this group or layout and the nearest measured one
     copied: bool = False  # from one group only, without a trend
+    may_cross: bool = False  # more ranks than measured, on a node whose links are no faster than PCIe
 
 
 class Curves:
@@ -144,7 +146,17 @@ def _group(curves: Curves, key: Key, same: Sequence[Key], wanted: Floats) -> Rea
     beyond, gap = outside(curves.arrays[first][0], wanted)
     apart = max(abs(float(np.log2(ranks / int(first[RANKS])))), 0.5)
     kind = "group" if int(key[NODES]) == 1 else "layout"  # more ranks on the same nodes share their network ports
-    return Reached(log_time=answer, kind=kind, beyond=beyond, gap=gap, apart=apart, copied=copied)
+    may_cross = kind == "group" and not above and _fastest(curves, same) < PCIE_BYTES_PER_S
+    return Reached(log_time=answer, kind=kind, beyond=beyond, gap=gap, apart=apart, copied=copied, may_cross=may_cross)
+
+
+def _fastest(curves: Curves, keys: Sequence[Key]) -> float:
+    """Return the highest rate [bytes/s] at which a rank of these curves sends."""
+    rates = []
+    for key in keys:
+        sizes, times = curves.arrays[key]
+        rates.append(float((sizes / times).max()) * traffic_factor(str(key[OP]), int(key[RANKS])))
+    return max(rates)
 
 
 def _layout(curves: Curves, key: Key, across: Sequence[Key], wanted: Floats) -> Reached:

@@ -69,6 +69,17 @@ def test_an_interval_widens_with_distance():
     assert (np.diff(width) > 0).all()
 
 
+def test_a_larger_group_on_links_as_slow_as_pcie_has_a_wider_interval():
+    asked = _asked(num_ranks=8)
+    slow = table()
+    slow.frame["time_s"] *= 10
+    widths = [
+        np.log(answer["high_s"] / answer["low_s"]).item()
+        for answer in (predict_cells(fit_cells(made), asked) for made in (table(), slow))
+    ]
+    assert widths[1] > 1.5 * widths[0]
+
+
 def test_a_size_far_beyond_is_flagged():
     answer = predict_cells(fit_cells(table()), _asked(sizes=(2**40,)))
     assert not answer["valid"].item()
